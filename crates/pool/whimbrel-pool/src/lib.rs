@@ -18,6 +18,7 @@ pub mod chunk;
 pub mod chunk_map;
 pub mod client;
 pub mod connections;
+mod domains;
 pub mod manager;
 mod member_listener;
 mod meta;

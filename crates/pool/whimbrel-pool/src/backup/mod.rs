@@ -7,7 +7,7 @@
 
 pub(crate) mod format;
 
-use crate::meta::MetaError;
+use crate::{client::Secret, meta::MetaError};
 use serde::{Deserialize, Serialize};
 use std::{
     fmt,
@@ -81,12 +81,13 @@ pub enum BackupError {
     Member {
         /// Address of the member.
         member: String,
-        /// Cause.
+        /// Cause, for people.
         text: String,
     },
 }
 
-pub(crate) type Result<T> = std::result::Result<T, BackupError>;
+/// Result of a work on backups.
+pub type Result<T> = std::result::Result<T, BackupError>;
 
 /// Maps an error of the kernel about a path.
 pub(crate) fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> BackupError {
@@ -207,6 +208,15 @@ pub(crate) fn newest(place: &str, names: &[BackupName], pool: Option<u64>) -> Re
     newest.copied().ok_or_else(|| BackupError::None { place: place.to_owned() })
 }
 
+/// Reads a whole backup and compares its digest; returns the number of its records.
+pub fn verify(input: impl io::Read, secret: Option<&Secret>) -> Result<u64> {
+    let (mut reader, mut records) = (format::BackupReader::new(input, secret)?, 0);
+    while reader.next()?.is_some() {
+        records += 1;
+    }
+    Ok(records)
+}
+
 /// A piece of a backup in a folder from an offset on, and the length of the whole.
 pub(crate) fn read_piece(folder: &Path, name: BackupName, offset: u64) -> Result<(u64, Vec<u8>)> {
     use std::os::unix::fs::FileExt;
@@ -233,7 +243,7 @@ mod tests {
         }
         assert!(name(7, 9).to_string() < name(7, 10).to_string());
         let text = name(7, 8).to_string();
-        for bad in [format!("../{text}"), text.replace("0000-", "-"), text.replace(".backup", ".part")] {
+        for bad in [format!("../{text}"), text.replace("0007-", "7-"), text.replace(".backup", ".part")] {
             assert!(bad.parse::<BackupName>().is_err(), "{bad}");
         }
     }

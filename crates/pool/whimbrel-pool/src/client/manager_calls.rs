@@ -8,12 +8,14 @@ use crate::{
     ManagerAddress,
     backup::{BackupError, BackupName},
     connections::{ConnectionCache, Dialer},
+    domains::Domains,
     policy::Policy,
     protocol::{
-        BackupReport, BenefactorAddress, BenefactorId, Change, Drain, DropVersion, GetNode, GetPolicy,
-        HoldPin, List, ListBackups, ListPins, ListScrubs, Lookup, MakeBackup, MakeNode, NewNode, Node,
-        NodeChange, NodeId, Pin, PinInfo, PoolStatus, Purge, Purged, ReleasePin, Remove, Rename, ScrubReport,
-        SetPolicy, VersionInfo, Versions,
+        BackupReport, BenefactorAddress, BenefactorId, Change, Drain, DropVersion, Expel, Forget, GetNode,
+        GetPolicy, HoldPin, LabelMember, List, ListBackups, ListMembers, ListPins, ListScrubs, Lookup,
+        MakeBackup, MakeNode, MemberLabels, MemberReport, NewNode, Node, NodeChange, NodeId, Pin, PinInfo,
+        PoolStatus, Purge, Purged, ReleasePin, Remove, RemovedMember, Rename, ScrubReport, SetPolicy,
+        VersionInfo, Versions,
     },
 };
 use bytes::Bytes;
@@ -25,8 +27,10 @@ use std::{
 };
 use tokio::runtime::Handle;
 use whimbrel_core::lock;
-use whimbrel_wire::{Call, CallError, Connection};
+use whimbrel_wire::{Call, CallError, Code, Connection};
 
+/// Time for which the failure domains are not asked for again.
+const DOMAINS_TIME: Duration = Duration::from_secs(60);
 /// Time between attempts to reach a manager.
 const RETRY: Duration = Duration::from_millis(200);
 
@@ -77,6 +81,8 @@ pub(super) struct Inner {
     pub(super) previous_versions: PreviousVersions,
     pub(super) reader_session: tokio::sync::Mutex<Weak<ReaderSession>>,
     id: tokio::sync::OnceCell<u64>,
+    /// The failure domains, and when they were asked for.
+    domains: tokio::sync::Mutex<Option<(Instant, Arc<Domains>)>>,
 }
 
 impl Pool {
@@ -84,8 +90,9 @@ impl Pool {
     pub fn new(options: PoolOptions, dialer: Arc<dyn Dialer>, runtime: Handle) -> Self {
         let cache = ChunkCache::new(options.cache);
         let links = ConnectionCache::new(dialer);
-        let (places, previous_versions, reader_session, id) = Default::default();
-        let inner = Inner { options, runtime, links, places, cache, previous_versions, reader_session, id };
+        let (places, previous_versions, reader_session, id, domains) = Default::default();
+        let inner =
+            Inner { options, runtime, links, places, cache, previous_versions, reader_session, id, domains };
         Self { inner: Arc::new(inner) }
     }
 
@@ -206,6 +213,25 @@ impl Pool {
         crate::manager::read_backup(&connection, "the manager", name, file).await
     }
 
+    /// The failure domains of the benefactors, asked for at most once a minute.
+    pub(super) async fn domains(&self) -> Result<Arc<Domains>> {
+        let mut known = self.inner.domains.lock().await;
+        if let Some((asked, domains)) = &*known
+            && asked.elapsed() < DOMAINS_TIME
+        {
+            return Ok(domains.clone());
+        }
+        let members = match self.members().await {
+            // A manager of an earlier version, which knows no domains.
+            Err(error) if error.code() == Some(Code::UNKNOWN_KIND) => Vec::new(),
+            report => report?.members,
+        };
+        let counted = members.iter().filter(|member| member.counts);
+        let domains = Arc::new(Domains::new(counted.map(|member| (member.id, &member.labels))));
+        *known = Some((Instant::now(), domains.clone()));
+        Ok(domains)
+    }
+
     /// The id of the pool, which is asked for once.
     pub(crate) async fn id(&self) -> Result<u64> {
         let id = self.inner.id.get_or_try_init(async || Ok(self.status().await?.pool)).await;
@@ -263,6 +289,14 @@ calls! {
     make_backup() -> BackupReport = MakeBackup[&()];
     /// The backups in the folder of the manager, oldest first, with their lengths.
     backups() -> Vec<(BackupName, u64)> = ListBackups[&()];
+    /// Removes a member for good; with `force`, also if chunks have no other copy.
+    expel(member: &str, force: bool) -> RemovedMember = Expel[&(member.to_owned(), force)];
+    /// Removes a benefactor that does not return.
+    forget(benefactor: &str, force: bool) -> RemovedMember = Forget[&(benefactor.to_owned(), force)];
+    /// Sets the labels of a benefactor.
+    label(benefactor: &str, labels: MemberLabels) -> () = LabelMember[&(benefactor.to_owned(), labels)];
+    /// The labels of benefactors, and what concerns all of them.
+    members() -> MemberReport = ListMembers[&()];
     /// The last reports of scrubs, by name of the benefactor.
     scrubs() -> Vec<(String, ScrubReport)> = ListScrubs[&()];
     /// Reads the status of the pool.

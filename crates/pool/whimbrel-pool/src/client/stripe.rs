@@ -4,7 +4,11 @@
 //! as much as it takes and delays no other. One that fails, or makes no progress for too long, is excluded
 //! for the rest of the write.
 
-use crate::protocol::{BenefactorAddress, BenefactorId};
+use crate::{
+    domains::Domains,
+    protocol::{BenefactorAddress, BenefactorId},
+};
+use std::sync::Arc;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct BenefactorQueue {
@@ -19,6 +23,7 @@ pub(crate) struct Stripe {
     queues: Vec<BenefactorQueue>,
     next: usize,
     cap: u64,
+    domains: Arc<Domains>,
 }
 
 /// Result of [`Stripe::choose`].
@@ -32,10 +37,10 @@ pub(crate) enum StripeChoice {
 }
 
 impl Stripe {
-    pub(crate) fn new(places: Vec<BenefactorAddress>, cap: u64) -> Self {
+    pub(crate) fn new(places: Vec<BenefactorAddress>, cap: u64, domains: Arc<Domains>) -> Self {
         let queues =
             places.into_iter().map(|place| BenefactorQueue { place, queued: 0, excluded: false }).collect();
-        Self { queues, next: 0, cap }
+        Self { queues, next: 0, cap, domains }
     }
 
     /// Adds benefactors that are not in the stripe.
@@ -58,10 +63,17 @@ impl Stripe {
         // An empty queue takes anything, so a limit below the size of a batch blocks nothing.
         let room = |lane: &BenefactorQueue| lane.queued == 0 || lane.queued + bytes <= self.cap;
         let wanted = copies.min(self.queues.iter().filter(|lane| able(lane)).count());
-        let chosen: Vec<usize> =
-            order.filter(|at| able(&self.queues[*at]) && room(&self.queues[*at])).take(wanted).collect();
-        if chosen.len() < wanted {
-            return StripeChoice::Wait;
+        let (mut chosen, mut places): (Vec<usize>, _) = (Vec::with_capacity(wanted), not.to_vec());
+        while chosen.len() < wanted {
+            // Copies are in different domains: nearer benefactors are not taken because a farther one is
+            // busy.
+            let nearness = |at: &usize| self.domains.nearness(self.queues[*at].place.id, &places);
+            let free = order.clone().filter(|at| able(&self.queues[*at]) && !chosen.contains(at));
+            let farthest = free.clone().map(|at| nearness(&at)).min();
+            let mut farthest = free.filter(|at| Some(nearness(at)) == farthest);
+            let Some(next) = farthest.find(|at| room(&self.queues[*at])) else { return StripeChoice::Wait };
+            chosen.push(next);
+            places.push(self.queues[next].place.id);
         }
         self.next = (chosen[0] + 1) % count;
         chosen.iter().for_each(|at| self.queues[*at].queued += bytes);
@@ -96,12 +108,13 @@ impl Stripe {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::MemberLabels;
     use proptest::prelude::*;
     use whimbrel_wire::PublicKey;
 
     fn stripe(width: u16, cap: u64) -> Stripe {
         let place = |id| BenefactorAddress { id, address: String::new(), key: PublicKey([0; 32]) };
-        Stripe::new((0..width).map(place).collect(), cap)
+        Stripe::new((0..width).map(place).collect(), cap, Arc::default())
     }
 
     fn ids(choice: StripeChoice) -> Vec<BenefactorId> {
@@ -121,6 +134,19 @@ mod tests {
             stripe.done(1, 1);
             assert_eq!(ids(stripe.choose(1, 1, &[])), [1], "0 and 2 are slow");
         }
+    }
+
+    #[test]
+    fn copies_are_in_different_racks_even_if_one_must_wait_for_that() {
+        let rack = |rack: &str| MemberLabels { rack: rack.into(), ..MemberLabels::default() };
+        let racks = [rack("a"), rack("a"), rack("a"), rack("b")];
+        let mut stripe = stripe(4, 3);
+        stripe.domains = Arc::new(Domains::new((0..).zip(&racks)));
+        let choices: Vec<_> = (0..3).map(|_| ids(stripe.choose(1, 2, &[]))).collect();
+        assert_eq!(choices, [[0, 3], [1, 3], [2, 3]]);
+        assert_eq!(stripe.choose(1, 2, &[]), StripeChoice::Wait, "the other rack has a full queue");
+        stripe.exclude(3);
+        assert_eq!(ids(stripe.choose(1, 2, &[])), [0, 1], "there is one rack left");
     }
 
     #[test]

@@ -104,6 +104,7 @@ impl WriteSession {
         };
         let Reserved { session, lease, stripe, bytes } = reserved;
         pool.record_addresses(&stripe);
+        let domains = pool.domains().await?;
         let copies = match policy.safety {
             Safety::Optimistic => 1,
             Safety::Pessimistic => policy.copies,
@@ -118,7 +119,7 @@ impl WriteSession {
             copies,
             known_copies,
             width,
-            stripe: Mutex::new(Stripe::new(stripe, cap)),
+            stripe: Mutex::new(Stripe::new(stripe, cap, domains)),
             room: Notify::new(),
             granted: AtomicU64::new(bytes),
             sent: AtomicU64::new(0),

@@ -13,7 +13,7 @@ use crate::{
     },
     benefactor::{Bucket, TierOptions},
     client::Secret,
-    meta::{BenefactorRow, Quarantine, SnapshotPart},
+    meta::{BenefactorRow, Quarantine, SharedNumber, SnapshotPart},
     protocol::{BackupPiece, BackupReport, ListBackups, MakeBackup, PutBackup, ReadBackup, RequestInventory},
 };
 use bytes::Bytes;
@@ -107,19 +107,20 @@ impl ManagerService {
             return;
         }
         let Some(connection) = self.shared.connections().get(&key).cloned() else { return };
-        // One of an earlier version does not know the request, and sends the inventory in its own time.
+        // A benefactor of an earlier version does not know the request, and sends the inventory in its own
+        // time.
         tokio::spawn(async move { connection.request::<RequestInventory>(&(), Bytes::new()).await });
     }
 
-    /// Makes a backup if the newest one in the folder is older than the set time.
+    /// Makes a backup if the last one of any manager is older than the set time, or if there is none here.
     pub(super) async fn back_up_if_due(&self) -> Result<()> {
         let backups = &self.shared.backups;
         let pool = self.shared.meta.pool_id().await?;
-        let names = backup::list(&backups.folder())?;
-        let newest = names.iter().filter(|(name, _)| name.pool == pool).map(|(name, _)| name.made).max();
+        let has_one = backup::list(&backups.folder())?.iter().any(|(name, _)| name.pool == pool);
+        let last = self.shared.meta.shared_number(SharedNumber::Backup).await?;
         let every = u64::try_from(backups.options.every.as_millis()).unwrap_or(u64::MAX);
-        let now = u64::try_from(self.now()).unwrap_or(0);
-        if newest.is_some_and(|made| now.saturating_sub(made) < every) {
+        let age = u64::try_from(self.now()).unwrap_or(0).saturating_sub(last);
+        if has_one && age < every {
             return Ok(());
         }
         let report = self.back_up().await?;
@@ -152,6 +153,7 @@ impl ManagerService {
             Ok(path)
         })
         .await?;
+        self.shared.meta.set_shared_number(SharedNumber::Backup, name.made).await?;
         let bytes = fs::metadata(&path).map_err(io_error("read", &path))?.len();
         let mut report = BackupReport { name, bytes, benefactors: vec![], store: None, failed: vec![] };
         self.send_to_benefactors(&folder, &mut report).await?;

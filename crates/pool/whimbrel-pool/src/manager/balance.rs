@@ -7,9 +7,10 @@
 use super::{ManagerService, placement};
 use crate::{
     meta::{BenefactorRow, MetaError},
-    protocol::{BenefactorAddress, BenefactorId, CopyChunks, get_bits, put_digests},
+    protocol::{BenefactorAddress, BenefactorId, ChunkId, CopyChunks, get_bits, put_digests},
 };
 use std::{collections::HashMap, time::Duration};
+use whimbrel_core::Digest;
 
 /// Most chunks moved in one order and in one round.
 const ORDER: u32 = 64;
@@ -56,6 +57,28 @@ fn next_move(
 }
 
 impl ManagerService {
+    /// The chunks whose copies are not nearer to each other after the move.
+    async fn without_crowding(
+        &self,
+        chunks: Vec<(ChunkId, Digest)>,
+        shift: ChunkMove,
+        members: &[BenefactorRow],
+    ) -> Result<Vec<(ChunkId, Digest)>, MetaError> {
+        let domains = self.domains(members);
+        if domains.is_empty() {
+            return Ok(chunks);
+        }
+        let ids: Vec<ChunkId> = chunks.iter().map(|(id, _)| *id).collect();
+        let located = self.shared.meta.locate(&ids).await?;
+        let may_move = |places: &[BenefactorId]| {
+            let moved = |id: &BenefactorId| if *id == shift.from { shift.to } else { *id };
+            let after: Vec<BenefactorId> = places.iter().map(moved).collect();
+            !domains.is_crowded(&after, after.len()) || domains.is_crowded(places, places.len())
+        };
+        let kept = chunks.into_iter().zip(located).filter(|(_, at)| may_move(&at.places));
+        Ok(kept.map(|(chunk, _)| chunk).collect())
+    }
+
     /// Runs one round and returns the number of moved chunks.
     pub async fn balance(&self) -> Result<u64, MetaError> {
         let meta = &self.shared.meta;
@@ -76,6 +99,7 @@ impl ManagerService {
             }
             let most = ORDER.min((shift.chunks - moved) as u32);
             let chunks = meta.movable(shift.from, shift.to, most).await?;
+            let chunks = self.without_crowding(chunks, shift, &members).await?;
             let connection = self.shared.connections().get(&source.key).cloned();
             let Some(connection) = connection.filter(|_| !chunks.is_empty()) else { break };
             let digests = put_digests(chunks.iter().map(|(_, digest)| digest));
@@ -130,6 +154,7 @@ mod tests {
             faults: 0,
             seen: 0,
             reserved: 0,
+            labels: Default::default(),
         }
     }
 

@@ -1,15 +1,13 @@
-//! Background maintenance of the pool: repair, policies, expired leases and lost benefactors.
+//! Background maintenance of the pool: repair, expired leases and lost benefactors.
 //!
 //! New writes have priority: while write sessions are open, a round of repair copies few chunks.
 
 use super::{ManagerService, placement};
 use crate::{
-    meta::{BenefactorRow, MetaError, Quarantine, RetainedVersion, UnderReplicated},
-    policy::{Candidate, Expired, Retention, expired, timestep},
-    protocol::{BenefactorAddress, BenefactorId, CopyChunks, NodeId, Purged, get_bits, put_digests},
+    meta::{BenefactorRow, MetaError, Quarantine, UnderReplicated},
+    protocol::{BenefactorAddress, BenefactorId, CopyChunks, get_bits, put_digests},
 };
 use std::{
-    collections::{BTreeMap, HashMap},
     sync::{PoisonError, atomic::Ordering},
     time::{Duration, Instant},
 };
@@ -41,14 +39,17 @@ impl ManagerService {
         meta.expire_sessions(now - i64::from(self.shared.lease) * 1000).await?;
         meta.expire_pins(now).await?;
         let lost_after = i64::try_from(lost_after.as_millis()).unwrap_or(i64::MAX);
-        for member in meta.members().await? {
+        let members = meta.members().await?;
+        for member in &members {
             // Nobody could report before the manager started.
             let seen = member.seen.max(self.shared.clock.start());
-            if !member.lost && now.saturating_sub(seen) > lost_after {
+            let away = i64::try_from(member.labels.away.saturating_mul(1000)).unwrap_or(i64::MAX);
+            if !member.lost && now.saturating_sub(seen) > lost_after.max(away) {
                 tracing::warn!(benefactor = %member.name, "a benefactor is lost; its chunks are re-replicated");
                 meta.mark_lost(member.id, now).await?;
             }
         }
+        self.scan_spread(&members).await?;
         self.repair().await
     }
 
@@ -65,7 +66,7 @@ impl ManagerService {
             return Ok(MaintenanceReport::default());
         }
         let members = self.members().await?;
-        let plan = placement::repair(&needy, &members, self.now());
+        let plan = placement::repair(&needy, &members, &self.domains(&members), self.now());
         meta.remove_from_repair(&plan.healed).await?;
         let waiting: Vec<_> = plan.lost.iter().chain(&plan.stuck).copied().collect();
         meta.postpone(&waiting, self.now()).await?;
@@ -166,66 +167,6 @@ impl ManagerService {
         meta.postpone(&waiting, self.now()).await?;
         Ok((copied.len() as u64, waiting.len() as u64))
     }
-
-    /// Applies the policies of all folders, or only lists what they would remove, with pinned versions.
-    pub(crate) async fn apply_policies(&self, dry: bool) -> Result<Vec<Purged>, MetaError> {
-        let meta = &self.shared.meta;
-        let mut purged = Vec::new();
-        let mut policies: HashMap<NodeId, Retention> = HashMap::new();
-        for ((folder, _), versions) in series(meta.versions_with_policies().await?) {
-            // A file may have its own policy. For the many files of a series the folder's policy applies.
-            let own = versions
-                .iter()
-                .map(|one| &one.what)
-                .find(|kept| kept.has_own_policy && timestep(&kept.name).is_none());
-            let whose = own.map_or(folder, |kept| kept.node);
-            let keep = match policies.get(&whose) {
-                Some(keep) => *keep,
-                None => *policies.entry(whose).or_insert(meta.policy(whose).await?.1.keep),
-            };
-            for Expired { what: kept, why, pinned } in expired(&versions, &keep, self.now() / 1000, true) {
-                let path = meta.path(kept.node).await?;
-                let mut pinned_by = if pinned { pinned_by(&kept) } else { Vec::new() };
-                if !dry && !pinned {
-                    match meta.drop_version(kept.node, kept.info.number, true, self.now()).await {
-                        // Somebody else removed it meanwhile.
-                        Ok(()) | Err(MetaError::NotFound) => {}
-                        // The version was pinned just now, or its file has another version that is pinned.
-                        Err(MetaError::Pinned { by, .. }) => pinned_by = vec![by],
-                        Err(error) => return Err(error),
-                    }
-                }
-                let (version, size, why) = (kept.info.number, kept.info.size, why.to_owned());
-                purged.push(Purged { path, version, size, why, pinned_by });
-            }
-        }
-        Ok(purged)
-    }
-}
-
-fn pinned_by(kept: &RetainedVersion) -> Vec<String> {
-    let by_hand = kept.info.pinned.then(|| "hand".to_owned());
-    kept.info.holders.iter().cloned().chain(by_hand).collect()
-}
-
-/// Groups versions by series: the timesteps of a node of an application, or one file.
-fn series(all: Vec<RetainedVersion>) -> BTreeMap<(NodeId, String), Vec<Candidate<RetainedVersion>>> {
-    let mut out: BTreeMap<(NodeId, String), Vec<Candidate<RetainedVersion>>> = BTreeMap::new();
-    for kept in all {
-        let step = timestep(&kept.name);
-        let order = match &step {
-            // Versions of one timestep are ordered within it.
-            Some(step) => step.step << 16 | u64::from(kept.info.number.min(0xffff)),
-            None => kept.info.number.into(),
-        };
-        let name = step.map_or(&*kept.name, |step| step.series).to_owned();
-        let pinned = kept.info.pinned || !kept.info.holders.is_empty();
-        let created = kept.info.created / 1_000_000_000;
-        // The current version of a file can only be removed with the file, which is right for a timestep and
-        // for a version that is too old.
-        out.entry((kept.folder, name)).or_default().push(Candidate { what: kept, order, created, pinned });
-    }
-    out
 }
 
 #[cfg(test)]

@@ -10,13 +10,16 @@ mod clock;
 mod confirmation;
 mod leadership;
 mod maintenance;
+mod membership;
 mod pins;
 mod placement;
+mod policies;
 mod process;
 mod restore;
 mod roles;
 mod scrubs;
 mod service;
+mod spread;
 
 pub use backups::BackupOptions;
 pub(crate) use backups::answer_about_backups;
@@ -41,6 +44,7 @@ impl From<MetaError> for Refusal {
             MetaError::SessionOver => code::SESSION_OVER,
             MetaError::Gone => code::GONE,
             MetaError::Pinned { .. } => code::PINNED,
+            MetaError::LastCopies { .. } => code::LAST_COPY,
             MetaError::Invalid(_) => code::INVALID,
             MetaError::OtherPool { .. } => code::OTHER_POOL,
             MetaError::Damaged { .. } => code::DAMAGED,

@@ -39,7 +39,9 @@ impl ManagerService {
             ReleasePin::KIND => {
                 let (version, holder, anybody) = request.decode::<ReleasePin>()?;
                 let owner = (!anybody).then_some(&key.0[..]);
-                Reply::of::<ReleasePin>(&meta.release_pin(version, owner, &holder).await?, Bytes::new())
+                meta.release_pin(version, owner, &holder).await?;
+                self.policies_changed();
+                Reply::of::<ReleasePin>(&(), Bytes::new())
             }
             ListPins::KIND => {
                 let own = request.decode::<ListPins>()?;

@@ -1,6 +1,7 @@
 //! Placement: which benefactors get new chunks, and which chunks repair copies where. Pure.
 
 use crate::{
+    domains::Domains,
     meta::{BenefactorRow, UnderReplicated},
     protocol::{BenefactorId, ChunkId},
 };
@@ -38,6 +39,11 @@ impl BenefactorState {
             Self::Lost => "lost",
         }
     }
+
+    /// Whether copies there count as copies that exist and stay.
+    pub(crate) fn counts(self) -> bool {
+        matches!(self, Self::Online | Self::Offline)
+    }
 }
 
 /// Free bytes that are not reserved.
@@ -45,12 +51,13 @@ pub(crate) fn free(member: &BenefactorRow) -> u64 {
     member.free.saturating_sub(member.reserved)
 }
 
-/// Chooses the benefactors for a write: online, not in `avoid`, those with most free space first. Fewer than
-/// `width` if there are no more.
+/// Chooses the benefactors for a write: online, not in `avoid`, in different domains, and of these those with
+/// most free space. Fewer than `width` if there are no more.
 pub(crate) fn stripe(
     members: &[BenefactorRow],
     width: usize,
     avoid: &[BenefactorId],
+    domains: &Domains,
     now: i64,
 ) -> Vec<BenefactorId> {
     let good = |member: &&BenefactorRow| {
@@ -61,7 +68,14 @@ pub(crate) fn stripe(
     let mut good: Vec<&BenefactorRow> = members.iter().filter(good).collect();
     // Benefactors with more faults are chosen last.
     good.sort_by_key(|member| (member.faults / 16, std::cmp::Reverse(free(member)), member.id));
-    good.into_iter().take(width).map(|member| member.id).collect()
+    let mut chosen: Vec<BenefactorId> = Vec::new();
+    while chosen.len() < width && !good.is_empty() {
+        // The first of those that are farthest.
+        let nearness = |at: &usize| domains.nearness(good[*at].id, &chosen);
+        let Some(next) = (0..good.len()).min_by_key(nearness) else { break };
+        chosen.push(good.remove(next).id);
+    }
+    chosen
 }
 
 /// The repair plan for chunks that lack copies.
@@ -77,8 +91,14 @@ pub(crate) struct Repair {
     pub(crate) copies: BTreeMap<(BenefactorId, BenefactorId), Vec<usize>>,
 }
 
-/// Plans one more copy for each chunk that lacks copies, evenly among sources and targets.
-pub(crate) fn repair(needy: &[UnderReplicated], members: &[BenefactorRow], now: i64) -> Repair {
+/// Plans one more copy for each chunk that lacks copies, evenly among sources and targets, or whose copies
+/// are too near to each other; the surplus copy is trimmed later.
+pub(crate) fn repair(
+    needy: &[UnderReplicated],
+    members: &[BenefactorRow],
+    domains: &Domains,
+    now: i64,
+) -> Repair {
     let states: HashMap<BenefactorId, BenefactorState> =
         members.iter().map(|m| (m.id, BenefactorState::of(m, now))).collect();
     let state = |id: &BenefactorId| states.get(id).copied().unwrap_or(BenefactorState::Lost);
@@ -90,9 +110,22 @@ pub(crate) fn repair(needy: &[UnderReplicated], members: &[BenefactorRow], now: 
     let mut busy: HashMap<BenefactorId, usize> = HashMap::new();
     let mut plan = Repair::default();
     for (at, chunk) in needy.iter().enumerate() {
-        let counts =
-            |id: &&BenefactorId| matches!(state(id), BenefactorState::Online | BenefactorState::Offline);
-        if !chunk.used || chunk.places.iter().filter(counts).count() >= usize::from(chunk.want) {
+        let counted: Vec<BenefactorId> =
+            chunk.places.iter().copied().filter(|id| state(id).counts()).collect();
+        let want = usize::from(chunk.want);
+        let is_complete = counted.len() >= want;
+        let fits = |(id, room): &(&BenefactorId, &u64)| {
+            **room > chunk.length
+                && !chunk.places.contains(id)
+                && (!is_complete || domains.improves(&counted, **id, want))
+        };
+        let prefer = |(id, room): &(&BenefactorId, &u64)| {
+            (domains.nearness(**id, &counted), std::cmp::Reverse((**room, **id)))
+        };
+        let target = || room.iter().filter(fits).min_by_key(prefer).map(|(id, _)| *id);
+        // Nearer copies than possible are no loss: without a better place they stay as they are.
+        let is_apart = || !domains.is_crowded(&counted, want) || target().is_none();
+        if !chunk.used || (is_complete && is_apart()) {
             plan.healed.push((chunk.chunk, chunk.since));
             continue;
         }
@@ -103,9 +136,7 @@ pub(crate) fn repair(needy: &[UnderReplicated], members: &[BenefactorRow], now: 
             plan.lost.push(chunk.chunk);
             continue;
         };
-        let fits = |(id, room): &(&BenefactorId, &u64)| **room > chunk.length && !chunk.places.contains(id);
-        let target = room.iter().filter(fits).max_by_key(|(id, room)| (**room, **id)).map(|(id, _)| *id);
-        let Some(target) = target else {
+        let Some(target) = target() else {
             plan.stuck.push(chunk.chunk);
             continue;
         };
@@ -119,6 +150,7 @@ pub(crate) fn repair(needy: &[UnderReplicated], members: &[BenefactorRow], now: 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::MemberLabels;
     use proptest::prelude::*;
     use whimbrel_core::Digest;
     use whimbrel_wire::PublicKey;
@@ -140,6 +172,7 @@ mod tests {
             faults: 0,
             seen,
             reserved: 0,
+            labels: Default::default(),
         }
     }
 
@@ -177,7 +210,7 @@ mod tests {
             members in members(), needy in needy(),
         ) {
             let now = 100_000;
-            let plan = repair(&needy, &members, now);
+            let plan = repair(&needy, &members, &Domains::default(), now);
             let copied: usize = plan.copies.values().map(Vec::len).sum();
             prop_assert_eq!(plan.healed.len() + plan.lost.len() + plan.stuck.len() + copied, needy.len());
             let state = |id: u16| members.iter().find(|m| m.id == id).map(|m| BenefactorState::of(m, now));
@@ -203,7 +236,7 @@ mod tests {
         fn a_stripe_has_no_one_twice_nor_anyone_who_cannot_take(
             members in members(), width in 1..10_usize, avoid in prop::collection::vec(0..8_u16, 0..3),
         ) {
-            let stripe = stripe(&members, width, &avoid, 100_000);
+            let stripe = stripe(&members, width, &avoid, &Domains::default(), 100_000);
             let mut once = stripe.clone();
             once.sort_unstable();
             once.dedup();
@@ -215,6 +248,34 @@ mod tests {
                 prop_assert!(!avoid.contains(&id) && member.free > 0);
             }
         }
+    }
+
+    #[test]
+    fn near_copies_get_one_elsewhere_and_stay_if_there_is_no_elsewhere() {
+        let in_rack = |rack: &str| MemberLabels { rack: rack.into(), ..MemberLabels::default() };
+        let racks = ["a", "a", "b"];
+        let members: Vec<_> = (0..)
+            .zip(racks)
+            .map(|(id, rack)| BenefactorRow { labels: in_rack(rack), ..member(id, 1000, 0, false, false) })
+            .collect();
+        let domains = Domains::new(members.iter().map(|member| (member.id, &member.labels)));
+        let (digest, since) = (Digest([0; 32]), 0);
+        let chunk = |places: &[u16]| UnderReplicated {
+            chunk: 1,
+            digest,
+            length: 1,
+            want: 2,
+            used: true,
+            places: places.to_vec(),
+            since,
+        };
+        let plan = |places: &[u16], members: &[BenefactorRow]| repair(&[chunk(places)], members, &domains, 0);
+        let to = |plan: Repair| plan.copies.keys().map(|(_, to)| *to).collect::<Vec<_>>();
+        assert_eq!(to(plan(&[0, 1], &members)), [2]);
+        assert_eq!(plan(&[0, 1], &members[..2]).healed.len(), 1, "the other rack is full or away");
+        assert_eq!(plan(&[0, 2], &members).healed.len(), 1);
+        assert_eq!(to(plan(&[0], &members)), [2], "a missing copy is made in the other rack");
+        assert_eq!(stripe(&members, 2, &[], &domains, 0), [0, 2]);
     }
 
     #[test]
@@ -230,7 +291,7 @@ mod tests {
             since: 0,
         };
         let needy: Vec<_> = (1..=20).map(chunk).collect();
-        let plan = repair(&needy, &members, 0);
+        let plan = repair(&needy, &members, &Domains::default(), 0);
         let from =
             |id| plan.copies.iter().filter(|((from, _), _)| *from == id).map(|(_, c)| c.len()).sum::<usize>();
         assert_eq!((from(0), from(1)), (10, 10));

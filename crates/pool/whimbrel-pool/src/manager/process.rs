@@ -146,6 +146,9 @@ async fn maintain(service: &ManagerService, options: &ManagerOptions) -> Result<
         tokio::select! {
             // The election is part of the most frequent chore.
             _ = repair.tick() => {
+                if let Err(error) = service.load_expelled().await {
+                    tracing::error!(%error, "the list of expelled members cannot be read");
+                }
                 if leadership.leads(service).await
                     && let Err(error) = service.run_maintenance(options.lost_after).await {
                     tracing::error!(%error, "a round of repair failed");
@@ -167,8 +170,8 @@ async fn maintain(service: &ManagerService, options: &ManagerOptions) -> Result<
                     }
                 });
             }
-            _ = policies.tick(), if service.leads() => match service.apply_policies(false).await {
-                Ok(purged) => purged.iter().filter(|one| one.pinned_by.is_empty()).for_each(|gone| {
+            _ = policies.tick(), if service.leads() => match service.apply_due_policies().await {
+                Ok((_, purged)) => purged.iter().filter(|one| one.pinned_by.is_empty()).for_each(|gone| {
                     tracing::info!(path = gone.path, version = gone.version, why = gone.why, "removed");
                 }),
                 Err(error) => tracing::error!(%error, "a round of policies failed"),
@@ -202,6 +205,9 @@ impl ManagerService {
             admissions: Default::default(),
             refusals: Default::default(),
             inventories: Default::default(),
+            expelled: Default::default(),
+            spread: Default::default(),
+            policy_rounds: Default::default(),
             leads: Default::default(),
             scrubs: Default::default(),
             repaired: Default::default(),
@@ -212,6 +218,7 @@ impl ManagerService {
         };
         let service = Self { shared: Arc::new(shared) };
         service.prolong_pins().await?;
+        service.load_expelled().await?;
         Ok(service)
     }
 }

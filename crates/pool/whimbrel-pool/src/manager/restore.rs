@@ -1,7 +1,7 @@
 //! Restores the metadata of a pool from a backup into an empty database; no manager runs on it meanwhile.
 //!
-//! The backup comes from a file or folder, an object store, or a member that has it. Nothing is visible in the
-//! database before the whole backup was read and its digest compared. When a manager starts on it, the
+//! The backup comes from a file or folder, an object store, or a member that has it. Nothing is visible in
+//! the database before the whole backup was read and its digest compared. When a manager starts on it, the
 //! benefactors tell what they have: places are not in a backup.
 
 use super::process::ManagerOptions;
@@ -62,7 +62,8 @@ pub struct RestoreReport {
     pub pool: u64,
     /// Place of the backup.
     pub from: String,
-    /// Time of the backup in milliseconds since 1970, by the manager's clock; none for a file with another name.
+    /// Time of the backup in milliseconds since 1970, by the manager's clock; none for a file with another
+    /// name.
     pub made: Option<u64>,
     /// Number of files.
     pub files: u64,

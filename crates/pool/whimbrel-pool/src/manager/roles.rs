@@ -5,8 +5,8 @@
 //! lets nobody in.
 
 use crate::protocol::{
-    Drain, FindGarbage, Heartbeat, ListBackups, MakeBackup, Purge, ReadBackup, ReleasePin, ReportDamage,
-    ReportScrub,
+    Drain, Expel, FindGarbage, Forget, Heartbeat, LabelMember, ListBackups, MakeBackup, Purge, ReadBackup,
+    ReleasePin, ReportDamage, ReportScrub,
 };
 use serde::{Deserialize, Serialize};
 use std::{
@@ -65,7 +65,8 @@ impl PoolRole {
             Heartbeat::KIND | FindGarbage::KIND | ReportScrub::KIND | ReportDamage::KIND
         );
         let is_for_admins = match request.kind {
-            Drain::KIND | MakeBackup::KIND | ListBackups::KIND | ReadBackup::KIND => true,
+            Drain::KIND | Expel::KIND | Forget::KIND | LabelMember::KIND => true,
+            MakeBackup::KIND | ListBackups::KIND | ReadBackup::KIND => true,
             // The flags: only list what would be removed, and a pin of anybody.
             Purge::KIND => !request.decode::<Purge>().unwrap_or(false),
             ReleasePin::KIND => request.decode::<ReleasePin>().is_ok_and(|(.., anybody)| anybody),
@@ -158,6 +159,8 @@ mod tests {
             (raw(Purge::KIND), vec![Admin]),
             (raw(Drain::KIND), vec![Admin]),
             (raw(MakeBackup::KIND), vec![Admin]),
+            (raw(Expel::KIND), vec![Admin]),
+            (raw(LabelMember::KIND), vec![Admin]),
             (raw(ReadBackup::KIND), vec![Admin]),
         ];
         let dir = tempfile::tempdir().unwrap();

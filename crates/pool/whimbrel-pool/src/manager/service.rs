@@ -1,7 +1,8 @@
 //! The service that answers the manager's calls in short functions; the work is in `meta` and `placement`.
 
 use super::{
-    admission::Admissions, backups::Backups, clock::Clock, internal, invalid, placement, roles::PoolRoles,
+    admission::Admissions, backups::Backups, clock::Clock, internal, invalid, placement,
+    policies::PolicyRounds, roles::PoolRoles, spread::SpreadScan,
 };
 use crate::{
     chunk_map,
@@ -34,6 +35,14 @@ const LARGE: u64 = 1_000_000;
 /// Most bytes granted to a write session at once.
 const GRANT: u64 = 1 << 30;
 
+/// Answers a call without a payload of its own: the request, the call, its header, and the reply.
+macro_rules! reply {
+    ($request:ident, $call:ident, $header:pat => $reply:expr) => {{
+        let $header = $request.decode::<$call>()?;
+        Reply::of::<$call>(&$reply.await?, Bytes::new())
+    }};
+}
+
 /// The service of one pool; clones share its state.
 #[derive(Debug, Clone)]
 pub struct ManagerService {
@@ -61,6 +70,10 @@ pub(super) struct Shared {
     pub(super) refusals: Mutex<HashMap<BenefactorId, Instant>>,
     /// Benefactors that were asked for an inventory after a restore.
     pub(super) inventories: Mutex<HashSet<PublicKey>>,
+    /// Keys that were expelled.
+    pub(super) expelled: Mutex<HashSet<PublicKey>>,
+    pub(super) spread: tokio::sync::Mutex<SpreadScan>,
+    pub(super) policy_rounds: Mutex<PolicyRounds>,
     /// Whether this manager does the chores.
     pub(super) leads: AtomicBool,
     /// Last reports of scrubs, by the keys of benefactors.
@@ -119,8 +132,8 @@ impl ManagerService {
             may_leave = meta.leave(id, &counted).await?;
         }
         let peers = self.shared.trust.list().map_err(|error| internal(&error.to_string()))?;
-        let admitted: Vec<_> =
-            peers.iter().filter_map(|peer| Some((peer.name.to_string(), peer.key?))).collect();
+        let admitted = peers.iter().filter_map(|peer| Some((peer.name.to_string(), peer.key?)));
+        let admitted: Vec<_> = admitted.filter(|(_, key)| !self.is_expelled(key)).collect();
         self.request_inventory(*key);
         self.admissions().update(*key, &admitted);
         let pool = meta.pool_id().await?;
@@ -154,7 +167,8 @@ impl ManagerService {
         let member = members.iter().find(|member| member.key == *key);
         let member = member.ok_or_else(|| Refusal::new(code::NOT_FOUND, "benefactor not registered"))?;
         let (meta, now) = (&self.shared.meta, self.now());
-        meta.release_surplus(member.id, &inventory, now - placement::OFFLINE_AFTER).await?;
+        let (alive_since, domains) = (now - placement::OFFLINE_AFTER, self.domains(&members));
+        meta.release_surplus(member.id, &inventory, alive_since, &domains).await?;
         let may_go = meta.collect_garbage(member.id, &inventory, &listed, now, self.quarantine()).await?;
         Reply::of::<FindGarbage>(&(), put_bits(&may_go))
     }
@@ -171,7 +185,13 @@ impl ManagerService {
         let (mut stripe, mut shares, mut bytes) = (Vec::<BenefactorAddress>::new(), Vec::new(), 0);
         if asked.bytes > 0 {
             let members = meta.members().await?;
-            let chosen = placement::stripe(&members, usize::from(asked.width.max(1)), &asked.avoid, now);
+            let chosen = placement::stripe(
+                &members,
+                usize::from(asked.width.max(1)),
+                &asked.avoid,
+                &self.domains(&members),
+                now,
+            );
             let chosen: Vec<&BenefactorRow> = members.iter().filter(|m| chosen.contains(&m.id)).collect();
             let room: u64 = chosen.iter().map(|member| placement::free(member)).sum();
             bytes = asked.bytes.min(GRANT);
@@ -306,15 +326,9 @@ impl ManagerService {
     }
 
     async fn answer(&self, identity: &PeerIdentity, request: Request) -> Answer {
+        self.refuse_expelled(identity)?;
         self.shared.roles.check(identity, &request)?;
         let (meta, now) = (&self.shared.meta, self.now());
-        // Calls without a payload of their own: the call, its header, and the reply.
-        macro_rules! reply {
-            ($call:ident, $header:pat => $reply:expr) => {{
-                let $header = request.decode::<$call>()?;
-                Reply::of::<$call>(&$reply.await?, Bytes::new())
-            }};
-        }
         match request.kind {
             Heartbeat::KIND => self.register(identity, request).await,
             FindGarbage::KIND => self.find_garbage(identity, request).await,
@@ -329,46 +343,75 @@ impl ManagerService {
             List::KIND => self.list(request).await,
             ReadMap::KIND => self.map(request).await,
             Locate::KIND => self.locate(identity, request).await,
-            GetStatus::KIND => reply!(GetStatus, () => self.status()),
+            GetStatus::KIND => reply!(request, GetStatus, () => self.status()),
             Drain::KIND => self.drain(request).await,
+            Expel::KIND | Forget::KIND | LabelMember::KIND | ListMembers::KIND => {
+                self.membership(request).await
+            }
             MakeBackup::KIND | ListBackups::KIND | ReadBackup::KIND => self.backup_call(request).await,
             HoldPin::KIND | ReleasePin::KIND | ListPins::KIND => self.pins(identity, request).await,
-            EndSession::KIND => reply!(EndSession, session => meta.end_session(session)),
+            EndSession::KIND => reply!(request, EndSession, session => meta.end_session(session)),
             ReportFault::KIND => {
                 let fault = request.decode::<ReportFault>()?;
                 tracing::warn!(?fault, "a copy could not be read");
                 Reply::of::<ReportFault>(&meta.record_fault(&fault, now).await?, Bytes::new())
             }
-            Lookup::KIND => reply!(Lookup, (parent, name) => meta.lookup(parent, &name)),
-            GetNode::KIND => reply!(GetNode, node => meta.node(node)),
-            MakeNode::KIND => reply!(MakeNode, make => meta.make(&make, now)),
+            Lookup::KIND | GetNode::KIND | MakeNode::KIND | Remove::KIND | Rename::KIND | Change::KIND => {
+                self.name_call(request).await
+            }
+            Versions::KIND | DropVersion::KIND | Pin::KIND => self.version_call(request).await,
+            GetPolicy::KIND => reply!(request, GetPolicy, node => meta.policy(node)),
+            SetPolicy::KIND => {
+                let (folder, policy) = request.decode::<SetPolicy>()?;
+                let checked = policy.iter().try_for_each(|policy| policy.check());
+                checked.map_err(|error| invalid(&error.to_string()))?;
+                meta.set_policy(folder, policy.as_ref(), now).await?;
+                self.policies_changed();
+                Reply::of::<SetPolicy>(&(), Bytes::new())
+            }
+            Purge::KIND => {
+                let purged = self.apply_policies(request.decode::<Purge>()?).await?;
+                Reply::of::<Purge>(&(), payload(&purged)?)
+            }
+            other => Err(Refusal::unknown_kind(other)),
+        }
+    }
+
+    /// Calls about names and attributes of files and folders.
+    async fn name_call(&self, request: Request) -> Answer {
+        let (meta, now) = (&self.shared.meta, self.now());
+        match request.kind {
+            Lookup::KIND => reply!(request, Lookup, (parent, name) => meta.lookup(parent, &name)),
+            GetNode::KIND => reply!(request, GetNode, node => meta.node(node)),
+            MakeNode::KIND => reply!(request, MakeNode, make => meta.make(&make, now)),
             Remove::KIND => {
-                reply!(Remove, (parent, name, folder) => meta.remove(parent, &name, folder, now))
+                reply!(request, Remove, (parent, name, folder) => meta.remove(parent, &name, folder, now))
             }
             Rename::KIND => {
                 let (from, name, to, new_name, replace) = request.decode::<Rename>()?;
                 meta.rename((from, &name), (to, &new_name), replace, now).await?;
                 Reply::of::<Rename>(&(), Bytes::new())
             }
-            Change::KIND => reply!(Change, (node, change) => meta.change(node, &change, now)),
+            Change::KIND => reply!(request, Change, (node, change) => meta.change(node, &change, now)),
+            other => Err(Refusal::unknown_kind(other)),
+        }
+    }
+
+    /// Calls about versions of a file.
+    async fn version_call(&self, request: Request) -> Answer {
+        let (meta, now) = (&self.shared.meta, self.now());
+        match request.kind {
             Versions::KIND => {
                 let versions = meta.versions(request.decode::<Versions>()?).await?;
                 Reply::of::<Versions>(&(), payload(&versions)?)
             }
             DropVersion::KIND => {
-                reply!(DropVersion, (node, number) => meta.drop_version(node, number, false, now))
+                reply!(request, DropVersion, (node, number) => meta.drop_version(node, number, false, now))
             }
-            Pin::KIND => reply!(Pin, (node, number, pinned) => meta.pin(node, number, pinned)),
-            GetPolicy::KIND => reply!(GetPolicy, node => meta.policy(node)),
-            SetPolicy::KIND => {
-                let (folder, policy) = request.decode::<SetPolicy>()?;
-                let checked = policy.iter().try_for_each(|policy| policy.check());
-                checked.map_err(|error| invalid(&error.to_string()))?;
-                Reply::of::<SetPolicy>(&meta.set_policy(folder, policy.as_ref(), now).await?, Bytes::new())
-            }
-            Purge::KIND => {
-                let purged = self.apply_policies(request.decode::<Purge>()?).await?;
-                Reply::of::<Purge>(&(), payload(&purged)?)
+            Pin::KIND => {
+                let answer = reply!(request, Pin, (node, number, pinned) => meta.pin(node, number, pinned));
+                self.policies_changed();
+                answer
             }
             other => Err(Refusal::unknown_kind(other)),
         }

@@ -40,7 +40,7 @@ const TABLES: &[Table] = &[
         key: 1,
         columns: &[("name", Kind::Text), ("value", NUMBER)],
         page: 1000,
-        which: "name <> 'quarantine'",
+        which: "name NOT IN ('quarantine', 'crowded', 'backup')",
     },
     Table {
         name: "benefactor",
@@ -59,6 +59,7 @@ const TABLES: &[Table] = &[
             ("faults", NUMBER),
             ("seen", NUMBER),
             ("owed", NUMBER),
+            ("labels", Kind::Text),
         ],
         page: 1000,
         which: "1 = 1",
@@ -121,6 +122,13 @@ const TABLES: &[Table] = &[
         which: "refs > 0",
     },
     Table {
+        name: "expelled",
+        key: 1,
+        columns: &[("key", Kind::Bytes), ("name", Kind::Text), ("at", NUMBER)],
+        page: 1000,
+        which: "1 = 1",
+    },
+    Table {
         name: "held",
         key: 3,
         columns: &[
@@ -135,8 +143,8 @@ const TABLES: &[Table] = &[
     },
 ];
 
-/// Numbers that are skipped after a restore. The lost manager may have assigned those that follow the backup's,
-/// and clients may still use them.
+/// Numbers that are skipped after a restore. The lost manager may have assigned those that follow the
+/// backup's, and clients may still use them.
 const SKIPPED: i64 = 1 << 32;
 /// Numbers that clients keep.
 const SKIPPING: &str = "('chunk', 'node', 'version', 'session')";

@@ -62,7 +62,8 @@ impl Meta {
     pub(crate) async fn members(&self) -> Result<Vec<BenefactorRow>> {
         let rows = query(
             "SELECT id, key, name, address, capacity, used, free, chunks, draining, lost, faults, seen,
-                 (SELECT CAST(COALESCE(SUM(bytes), 0) AS BIGINT) FROM reservation WHERE benefactor = benefactor.id), owed
+                 (SELECT CAST(COALESCE(SUM(bytes), 0) AS BIGINT) FROM reservation WHERE benefactor = benefactor.id), owed,
+                 labels
              FROM benefactor ORDER BY id",
         )
         .fetch_all(&self.read)
@@ -260,5 +261,9 @@ fn member(row: &Row) -> Result<BenefactorRow> {
         seen: row.try_get(11)?,
         reserved: unsigned(row.try_get(12)?),
         bytes_to_free: unsigned(row.try_get(13)?),
+        labels: match row.try_get::<Option<String>>(14)? {
+            None => Default::default(),
+            Some(text) => serde_json::from_str(&text).map_err(|_| MetaError::Damaged { what: "label" })?,
+        },
     })
 }

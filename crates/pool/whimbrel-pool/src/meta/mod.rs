@@ -13,22 +13,25 @@ mod files;
 mod garbage;
 mod group_commit;
 mod leader_lock;
+mod member_changes;
 mod members;
 mod pins;
 mod quarantine;
 mod reference_counts;
+mod retention;
 mod schema;
 mod surplus;
 #[cfg(test)]
 mod tests;
 mod versions;
 
-use crate::protocol::{BenefactorId, ChunkId, NodeId, VersionInfo};
+use crate::protocol::{BenefactorId, ChunkId, MemberLabels, NodeId, VersionInfo};
 pub(crate) use backup::{RowLoader, SnapshotPart};
 pub(crate) use database::Meta;
 pub(crate) use driver::Value;
 pub(crate) use garbage::{ChunkStatus, GcDecision, Quarantine, decide};
 pub(crate) use leader_lock::LeaderLock;
+pub(crate) use member_changes::SharedNumber;
 use whimbrel_core::Digest;
 use whimbrel_wire::PublicKey;
 
@@ -78,6 +81,12 @@ pub enum MetaError {
         /// Holders of its pins.
         by: String,
     },
+    /// A benefactor that would be removed has the last copies of chunks in use.
+    #[error("it has the only copy of {chunks} chunks in use; wait for repair, or lose them with `--force`")]
+    LastCopies {
+        /// Number of these chunks.
+        chunks: u64,
+    },
     /// The request is invalid.
     #[error("{0}")]
     Invalid(&'static str),
@@ -119,6 +128,7 @@ pub(crate) struct BenefactorRow {
     pub(crate) seen: i64,
     /// Bytes reserved by write sessions.
     pub(crate) reserved: u64,
+    pub(crate) labels: MemberLabels,
 }
 
 /// A chunk that may lack copies.

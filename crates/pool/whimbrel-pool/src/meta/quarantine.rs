@@ -22,8 +22,8 @@ impl Meta {
         row.map_or(Ok(0), |row| row.try_get(0))
     }
 
-    /// Removes chunks from the repair queue of which `counted` benefactors have enough copies: after a restore,
-    /// all chunks are in it. Returns whether there may be more.
+    /// Removes chunks from the repair queue of which `counted` benefactors have enough copies: after a
+    /// restore, all chunks are in it. Returns whether there may be more.
     pub(crate) async fn remove_healed(&self, counted: &[BenefactorId]) -> Result<bool> {
         let counted: Vec<String> = counted.iter().map(ToString::to_string).collect();
         if counted.is_empty() {

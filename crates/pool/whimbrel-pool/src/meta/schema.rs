@@ -7,7 +7,8 @@
 //! `copies` the required copies of each of its chunks. Chunks are numbered in order of arrival, which keeps
 //! maps short and related rows together. `committed` records the commits of sessions and outlives both
 //! session and version for a while. A `doomed` chunk is being collected: it cannot be reused, only written
-//! again. `held` has the pins of holders; `version.pinned` is the pin that a user sets.
+//! again. `benefactor.labels` is JSON, `expelled` has the keys that are never admitted again. `held` has
+//! the pins of holders; `version.pinned` is the pin that a user sets.
 
 /// Statements that create the tables for SQLite or PostgreSQL.
 pub(super) fn statements(postgres: bool) -> Vec<String> {
@@ -24,6 +25,7 @@ pub(super) const LATER: &[&str] = &[
     "ALTER TABLE version ADD COLUMN older BIGINT NOT NULL DEFAULT 0",
     "ALTER TABLE version ADD COLUMN newer BIGINT NOT NULL DEFAULT 0",
     "ALTER TABLE version ADD COLUMN copies BIGINT NOT NULL DEFAULT 0",
+    "ALTER TABLE benefactor ADD COLUMN labels TEXT",
 ];
 
 const TABLES: &[&str] = &[
@@ -55,6 +57,7 @@ const TABLES: &[&str] = &[
     "CREATE TABLE IF NOT EXISTS held (
         version BIGINT NOT NULL, owner {blob} NOT NULL, holder TEXT NOT NULL, since BIGINT NOT NULL, ends BIGINT NOT NULL,
         PRIMARY KEY (version, owner, holder))",
+    "CREATE TABLE IF NOT EXISTS expelled (key {blob} NOT NULL PRIMARY KEY, name TEXT NOT NULL, at BIGINT NOT NULL)",
     "CREATE TABLE IF NOT EXISTS repair (chunk {key}, since BIGINT NOT NULL)",
     "INSERT INTO counter (name, value) VALUES
         ('schema', 1), ('chunk', 1), ('node', 2), ('version', 1), ('session', 1), ('benefactor', 1)

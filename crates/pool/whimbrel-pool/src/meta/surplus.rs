@@ -1,14 +1,15 @@
 //! Surplus copies: a benefactor that was away returns with copies that were replaced meanwhile.
 //!
-//! A copy above the required number is no longer counted if as many others are at benefactors that report and
-//! stay. It then becomes garbage like any uncounted copy. Without this, a host that is switched off every
-//! night would add a copy of all its chunks every day.
+//! A copy above the required number is no longer counted if as many others are at benefactors that report
+//! and stay, and no nearer to each other without it. It then becomes garbage like any uncounted copy.
+//! Without this, a host that is switched off every night would add a copy of all its chunks every day.
 
 use super::{
     database::{Meta, signed, unsigned},
     driver::query,
 };
 use crate::{
+    domains::Domains,
     meta::Result,
     protocol::{BenefactorId, Inventory},
 };
@@ -23,6 +24,7 @@ impl Meta {
         benefactor: BenefactorId,
         inventory: &Inventory,
         alive_since: i64,
+        domains: &Domains,
     ) -> Result<u64> {
         // Most inventories find none, so the writer is not kept from its work for it.
         let found = query(
@@ -45,19 +47,23 @@ impl Meta {
         for row in found {
             let chunk = signed(unsigned(row.try_get(0)?))?;
             // Locks the row: two benefactors must not give up the same surplus.
-            query("UPDATE chunk SET want = want WHERE id = $1").bind(chunk).execute(&mut tx).await?;
-            released += query(
-                "DELETE FROM place WHERE chunk = $1 AND benefactor = $2
-                     AND (SELECT want FROM chunk WHERE id = $1) <=
-                     (SELECT COUNT(*) FROM place other JOIN benefactor ON benefactor.id = other.benefactor
-                      WHERE other.chunk = $1 AND other.benefactor <> $2 AND benefactor.seen >= $3
-                          AND benefactor.lost = 0 AND benefactor.draining = 0)",
-            )
-            .bind(chunk)
-            .bind(i64::from(benefactor))
-            .bind(alive_since)
-            .execute(&mut tx)
-            .await?;
+            let locked = query("UPDATE chunk SET want = want WHERE id = $1 RETURNING want").bind(chunk);
+            let Some(locked) = locked.fetch_optional(&mut tx).await? else { continue };
+            let want = usize::try_from(locked.try_get::<i64>(0)?).unwrap_or(usize::MAX);
+            let others = query(
+                "SELECT other.benefactor FROM place other JOIN benefactor ON benefactor.id = other.benefactor
+                 WHERE other.chunk = $1 AND other.benefactor <> $2 AND benefactor.seen >= $3
+                     AND benefactor.lost = 0 AND benefactor.draining = 0",
+            );
+            let others = others.bind(chunk).bind(i64::from(benefactor)).bind(alive_since);
+            let mut rest: Vec<BenefactorId> = Vec::new();
+            for row in others.fetch_all(&mut tx).await? {
+                rest.push(row.try_get::<i64>(0)? as BenefactorId);
+            }
+            if rest.len() >= want && domains.can_spare(&rest, benefactor, want) {
+                let delete = query("DELETE FROM place WHERE chunk = $1 AND benefactor = $2");
+                released += delete.bind(chunk).bind(i64::from(benefactor)).execute(&mut tx).await?;
+            }
         }
         self.finish(tx).await?;
         Ok(released)

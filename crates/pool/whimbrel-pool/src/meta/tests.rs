@@ -3,8 +3,9 @@
 use super::Meta;
 use crate::{
     chunk_map::ChunkRef,
+    domains::Domains,
     policy::{Policy, Retention},
-    protocol::{BenefactorId, BenefactorStatus, Commit, Inventory, NewNode, WrittenChunk},
+    protocol::{BenefactorId, BenefactorStatus, Commit, Inventory, MemberLabels, NewNode, WrittenChunk},
 };
 use whimbrel_core::Digest;
 use whimbrel_wire::PublicKey;
@@ -357,7 +358,9 @@ async fn copies_above_the_required_number_go_and_the_last_required_ones_never() 
     let chunk = database.enroll(session, digest, &[1, 2, 3, 4], NOW).await;
     database.commit(session, "f", chunk, 2).await.unwrap();
     let all = Inventory { from: [0; 32], to: [0xff; 32], age: 0 };
-    let released = async |benefactor| database.meta.release_surplus(benefactor, &all, NOW).await.unwrap();
+    let released = async |benefactor| {
+        database.meta.release_surplus(benefactor, &all, NOW, &Default::default()).await.unwrap()
+    };
     let places = async || database.meta.locate(&[chunk]).await.unwrap().remove(0).places;
     // Copies of those that are away for long or leave do not count as standing.
     database.meta.mark_lost(1, NOW).await.unwrap();
@@ -368,8 +371,24 @@ async fn copies_above_the_required_number_go_and_the_last_required_ones_never() 
     assert_eq!(places().await, [1, 3, 4]);
     assert_eq!(released(1).await, 1, "it is back, and its copies were replaced");
     assert_eq!(places().await, [3, 4]);
-    let silent = database.meta.release_surplus(3, &all, NOW + 1).await.unwrap();
+    let silent = database.meta.release_surplus(3, &all, NOW + 1, &Default::default()).await.unwrap();
     assert_eq!((silent, released(3).await, released(4).await), (0, 0, 0));
+}
+
+#[tokio::test]
+async fn the_surplus_copy_that_goes_is_not_the_one_in_the_other_rack() {
+    let database = Database::new(3).await;
+    let racks = ["a", "a", "b"].map(|rack| MemberLabels { rack: rack.into(), ..MemberLabels::default() });
+    let domains = Domains::new((1..).zip(&racks));
+    let session = database.meta.start_session(&[], NOW).await.unwrap();
+    let chunk = database.enroll(session, Digest::of(b"one"), &[1, 2, 3], NOW).await;
+    database.commit(session, "file", chunk, 2).await.unwrap();
+    let all = Inventory { from: [0; 32], to: [0xff; 32], age: 0 };
+    let released =
+        async |benefactor| database.meta.release_surplus(benefactor, &all, NOW, &domains).await.unwrap();
+    assert_eq!(released(3).await, 0, "the others are in one rack");
+    assert_eq!(released(1).await, 1);
+    assert_eq!((released(2).await, released(3).await), (0, 0), "no other is too many");
 }
 
 #[tokio::test]
@@ -382,8 +401,13 @@ async fn only_files_below_a_policy_that_removes_versions_are_read_for_it() {
         nodes.push(database.version((session, number), name, &[*chunk], 0).await.unwrap().id);
     }
     let read = async || {
-        let mut names: Vec<_> =
-            database.meta.versions_with_policies().await.unwrap().into_iter().map(|one| one.name).collect();
+        let mut names: Vec<_> = Vec::new();
+        for folder in database.meta.policy_folders().await.unwrap() {
+            let only_own = database.meta.policy(folder).await.unwrap().1.keep == Retention::default();
+            names.extend(
+                database.meta.versions_in(folder, only_own).await.unwrap().into_iter().map(|one| one.name),
+            );
+        }
         names.sort();
         names
     };
@@ -393,7 +417,7 @@ async fn only_files_below_a_policy_that_removes_versions_are_read_for_it() {
     assert!(read().await.is_empty());
     let last = Policy { keep: Retention { last: Some(1), ..Retention::default() }, ..Policy::default() };
     database.meta.set_policy(nodes[2], Some(&last), NOW).await.unwrap();
-    assert_eq!(read().await, ["last"]);
+    assert_eq!(read().await, ["kept", "last"], "these have policies of their own");
     database.meta.set_policy(1, Some(&last), NOW).await.unwrap();
     assert_eq!(read().await, ["free", "kept", "last"]);
 }

