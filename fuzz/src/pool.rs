@@ -3,6 +3,7 @@
 use whimbrel_core::Digest;
 use whimbrel_image::pack_frame::{Encoder, Kind};
 use whimbrel_pool::{
+    backup,
     benefactor::open_frame,
     chunk_map::{self, ChunkRef},
     protocol::{
@@ -14,7 +15,7 @@ use whimbrel_pool::{
 /// The first byte says which parser; the rest is for it.
 pub fn pool(data: &[u8]) {
     let Some((which, rest)) = data.split_first() else { return };
-    match which % 5 {
+    match which % 6 {
         0 => {
             let Ok(pieces) = chunk_map::decode(rest) else { return };
             assert_eq!(
@@ -35,6 +36,10 @@ pub fn pool(data: &[u8]) {
         3 => {
             let Some(chunks) = get_aged(rest) else { return };
             assert_eq!(put_aged(&chunks), rest);
+        }
+        4 => {
+            // Whatever it is: bounded, and refused unless it is whole.
+            let _ = backup::verify(rest, None);
         }
         _ => {
             let Some((digest, frame)) = rest.split_first_chunk::<32>() else { return };
@@ -60,7 +65,16 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
         put_written(&[written]).to_vec(),
         put_located(&[LocatedChunk { digest, places: vec![3] }]).to_vec(),
         put_aged(&[(digest, 60)]).to_vec(),
+        empty_backup(),
         frame,
     ];
     all.into_iter().enumerate().map(|(which, bytes)| [vec![which as u8], bytes].concat()).collect()
+}
+
+/// A backup without records.
+fn empty_backup() -> Vec<u8> {
+    let mut bytes = b"WHPB\x01".to_vec();
+    bytes.resize(28, 0);
+    let digest = Digest::of(&bytes);
+    [bytes, digest.0.to_vec()].concat()
 }

@@ -3,7 +3,7 @@
 use whimbrel_metrics::{CallDurations, Metric, Page};
 use whimbrel_pool::{
     benefactor::Usage,
-    protocol::{PoolStatus, ScrubReport},
+    protocol::{MemberReport, PoolStatus, ScrubReport},
 };
 
 /// Reports of benefactors about their scrubs, by name.
@@ -22,6 +22,9 @@ whimbrel_metrics::metrics! {
     REPAIRED = Counter "whimbrel_pool_repaired_total" [] "Copies made by repair.";
     SESSIONS = Gauge "whimbrel_pool_sessions" [] "Open write sessions.";
     PINNED = Gauge "whimbrel_pool_pinned_versions" [] "Versions that are pinned.";
+    CROWDED = Gauge "whimbrel_pool_crowded_chunks" [] "Chunks whose copies are nearer to each other than they could be.";
+    QUARANTINE = Gauge "whimbrel_pool_quarantine_seconds" [] "Seconds until unknown chunks may be deleted after a restore.";
+    BACKUP_AGE = Gauge "whimbrel_pool_backup_age_seconds" [] "Age of the newest backup of the metadata.";
     ONLINE = Gauge "whimbrel_pool_benefactor_online" ["benefactor"] "Whether the benefactor is online.";
     USED = Gauge "whimbrel_pool_benefactor_used_bytes" ["benefactor"] "Bytes of its chunks.";
     FREE = Gauge "whimbrel_pool_benefactor_free_bytes" ["benefactor"] "Bytes that it can still store.";
@@ -57,17 +60,23 @@ pub(super) fn benefactor_metrics() -> Vec<Metric> {
 }
 
 /// What `whimbrel pool status --metrics` prints.
-pub(crate) fn status_page(status: &PoolStatus, scrubs: &Scrubs) -> String {
+pub(crate) fn status_page(status: &PoolStatus, scrubs: &Scrubs, members: &MemberReport) -> String {
     let mut page = Page::new();
     pool(&mut page, status, scrubs);
+    about_members(&mut page, members);
     page.into_text()
 }
 
 /// The page of a manager. Without a status, as while its database does not answer, the rest is there.
-pub(crate) fn manager_page(status: Option<(&PoolStatus, &Scrubs)>, calls: &CallDurations) -> String {
+pub(crate) fn manager_page(
+    status: Option<(&PoolStatus, &Scrubs)>,
+    members: Option<&MemberReport>,
+    calls: &CallDurations,
+) -> String {
     let mut page = Page::new();
     whimbrel_metrics::own_process(&mut page, env!("CARGO_PKG_VERSION"));
     status.iter().for_each(|(status, scrubs)| pool(&mut page, status, scrubs));
+    members.iter().for_each(|members| about_members(&mut page, members));
     calls.write(page.family(&CALLS));
     page.into_text()
 }
@@ -83,6 +92,13 @@ pub(crate) fn benefactor_page(usage: &Usage, capacity: u64, calls: &CallDuration
     page.single(&OWED, usage.bytes_to_free as f64);
     calls.write(page.family(&CALLS));
     page.into_text()
+}
+
+fn about_members(page: &mut Page, members: &MemberReport) {
+    page.single(&CROWDED, members.crowded as f64);
+    page.single(&QUARANTINE, members.quarantine.unwrap_or(0) as f64);
+    // Without a backup there is no age: a rule that asks for it must not be silent then.
+    members.backup_age.iter().for_each(|age| page.single(&BACKUP_AGE, *age as f64));
 }
 
 fn pool(page: &mut Page, status: &PoolStatus, scrubs: &Scrubs) {

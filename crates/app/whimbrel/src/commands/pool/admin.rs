@@ -1,6 +1,6 @@
 //! Administration of a pool: `whimbrel pool status`, `policy`, `versions`, `prune` and `drain`.
 
-use super::PoolArgs;
+use super::{PoolArgs, removal::labels_text};
 use crate::{
     argument_types::DurationArg,
     context::Context,
@@ -17,7 +17,7 @@ use whimbrel_core::ByteSize;
 use whimbrel_pool::{
     chunk::Chunking,
     policy::{Policy, Safety},
-    protocol::{PoolStatus, Purged, ScrubReport, VersionInfo},
+    protocol::{MemberLabels, MemberReport, PoolStatus, Purged, ScrubReport, VersionInfo},
 };
 use whimbrel_wire::Code;
 
@@ -146,11 +146,15 @@ impl Status {
             Err(error) if error.code() == Some(Code::UNKNOWN_KIND) => Vec::new(),
             scrubs => scrubs.map_err(CliError::Pool)?,
         };
+        let members = match pool.block(pool.members()) {
+            Err(error) if error.code() == Some(Code::UNKNOWN_KIND) => MemberReport::default(),
+            members => members.map_err(CliError::Pool)?,
+        };
         if self.metrics {
-            return output::write(status_page(&status, &scrubs).as_bytes());
+            return output::write(status_page(&status, &scrubs, &members).as_bytes());
         }
         let scrubs = scrubs.into_iter().map(|(benefactor, scrub)| BenefactorScrub { benefactor, scrub });
-        let shown = Shown { status, scrubs: scrubs.collect() };
+        let shown = Shown { status, members, scrubs: scrubs.collect() };
         context.output.result(&shown, for_people)
     }
 }
@@ -160,6 +164,8 @@ impl Status {
 struct Shown {
     #[serde(flatten)]
     status: PoolStatus,
+    #[serde(flatten)]
+    members: MemberReport,
     scrubs: Vec<BenefactorScrub>,
 }
 
@@ -194,7 +200,8 @@ fn for_people(shown: &Shown) -> String {
         }
         (left, None) => format!("{} to copy, no progress", count(left, "chunk")),
     };
-    let about = fields(&[
+    let age = |age| format!("{} ago", span(Duration::from_secs(age)));
+    let mut about = vec![
         ("pool", format!("{:016x}", status.pool)),
         ("files", format!("{} in {}", count(status.versions, "version"), count(status.files, "file"))),
         ("bytes", format!("{} stored as {}, {saved}", size(status.logical), size(status.unique))),
@@ -202,7 +209,15 @@ fn for_people(shown: &Shown) -> String {
         ("lost", count(status.lost, "chunk")),
         ("writing", count(status.sessions, "session")),
         ("pinned", count(status.pinned, "version")),
-    ]);
+        ("backup", shown.members.backup_age.map_or_else(|| "none".to_owned(), age)),
+    ];
+    if shown.members.crowded > 0 {
+        about.push(("too near", count(shown.members.crowded, "chunk")));
+    }
+    if let Some(left) = shown.members.quarantine {
+        about.push(("quarantine", format!("{} left; unknown chunks stay", span(Duration::from_secs(left)))));
+    }
+    let about = fields(&about);
     let rows = status.benefactors.iter().map(|b| {
         [
             b.name.clone(),
@@ -215,7 +230,12 @@ fn for_people(shown: &Shown) -> String {
         ]
     });
     let header = ["BENEFACTOR", "STATE", "USED", "FREE", "CHUNKS", "FAULTS", "ADDRESS"];
-    let members = table(header, rows, "no benefactors");
+    let labels = shown.members.members.iter().filter(|one| one.labels != MemberLabels::default());
+    let labels: Vec<_> = labels.map(|one| [one.name.clone(), labels_text(&one.labels)]).collect();
+    let mut members = table(header, rows, "no benefactors");
+    if !labels.is_empty() {
+        members = format!("{members}\n{}", table(["LABELS OF", ""], labels, ""));
+    }
     if shown.scrubs.is_empty() {
         return format!("{about}\n{members}");
     }

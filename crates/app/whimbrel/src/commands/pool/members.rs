@@ -1,6 +1,9 @@
 //! Members of a pool: `whimbrel pool manager`, `benefactor`, `key`, `admit` and `secret`.
 
-use super::failed;
+use super::{
+    backup::{BackupArgs, store},
+    failed,
+};
 use crate::{
     argument_types::DurationArg,
     context::Context,
@@ -41,6 +44,8 @@ pub(super) struct Manager {
     /// Remove the pin of a machine whose host was silent for this long
     #[arg(long, alias = "pins-for", value_name = "DURATION", default_value = "336h")]
     pin_timeout: DurationArg,
+    #[command(flatten)]
+    backups: BackupArgs,
     #[command(flatten)]
     metrics: MetricsListener,
 }
@@ -158,14 +163,16 @@ impl Manager {
         let mut options = ManagerOptions::new(self.data, self.listen);
         (options.database, options.lost_after) = (self.database, self.lost_after.0);
         options.pin_timeout = self.pin_timeout.0;
+        options.backups = self.backups.options()?;
         let manager = manager::Manager::open(options).await.map_err(failed)?;
         let service = manager.service().clone();
         let page = move || {
             let service = service.clone();
             async move {
                 let status = service.status().await.ok().zip(service.scrubs().await.ok());
+                let members = service.member_report().await.ok();
                 let status = status.as_ref().map(|(status, scrubs)| (status, scrubs.as_slice()));
-                manager_page(status, service.calls())
+                manager_page(status, members.as_ref(), service.calls())
             }
         };
         self.metrics.start(page).await?;
@@ -181,12 +188,8 @@ impl Manager {
 impl Benefactor {
     pub(super) async fn run(self, context: &Context) -> Result<(), CliError> {
         whimbrel_wire::private_dir::restrict_new_files();
-        let environment = std::env::vars_os();
-        let settings = environment
-            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
-        let (keep_here, settings) = (self.tier_local.0, settings.collect());
-        let (take_over, capacity) = (self.take_over, self.capacity.0);
-        let tier = self.tier.map(|url| TierOptions { url, keep_local: keep_here, take_over, settings });
+        let (keep_local, take_over, capacity) = (self.tier_local.0, self.take_over, self.capacity.0);
+        let tier = self.tier.map(|url| TierOptions { keep_local, take_over, ..store(url) });
         let options = BenefactorOptions {
             name: self.name,
             data: self.data,

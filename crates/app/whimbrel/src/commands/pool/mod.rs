@@ -1,9 +1,11 @@
 //! `whimbrel pool`: runs the members of a pool and administers it. The daemon is not needed.
 
 mod admin;
+mod backup;
 mod members;
 pub(crate) mod mount;
 mod pins;
+mod removal;
 
 use crate::{context::Context, error::CliError};
 use clap::Subcommand;
@@ -28,6 +30,10 @@ Examples:
   whimbrel pool prune --dry-run --manager MANAGER
   whimbrel pool pins --manager MANAGER               list versions that policies do not delete
   whimbrel pool drain b1 --manager MANAGER
+  whimbrel pool label b1 --rack 3 --manager MANAGER  keep copies in different racks
+  whimbrel pool expel b1 --manager MANAGER           take all rights from a member
+  whimbrel pool backup --manager MANAGER             back up the metadata now; done every hour by itself
+  whimbrel pool restore --data /var/lib/pool FROM    bring a pool back whose metadata is lost
   whimbrel pool secret ~/.pool/secret                create a secret for `mount --secret`
 
 MANAGER is HOST:PORT/KEY. The variable WHIMBREL_POOL can replace --manager.";
@@ -55,6 +61,11 @@ enum Action {
     #[command(alias = "purge")]
     Prune(admin::Prune),
     Drain(admin::Drain),
+    Label(removal::Label),
+    Expel(removal::Expel),
+    Forget(removal::Forget),
+    Backup(backup::Backup),
+    Restore(backup::Restore),
     Secret(members::Secret),
 }
 
@@ -79,6 +90,11 @@ impl Args {
             Action::Pins(args) => args.run(context, &runtime),
             Action::Prune(args) => args.run(context, &runtime),
             Action::Drain(args) => args.run(context, &runtime),
+            Action::Label(args) => args.run(context, &runtime),
+            Action::Expel(args) => args.run(context, &runtime),
+            Action::Forget(args) => args.run(context, &runtime),
+            Action::Backup(args) => args.run(context, &runtime),
+            Action::Restore(args) => args.run(context, &runtime),
             Action::Secret(args) => args.run(context),
         }
     }
