@@ -7,6 +7,7 @@ mod bases;
 mod bases_live;
 mod capsules;
 mod clones;
+mod encryption;
 mod evacuate;
 mod faults;
 mod growth;
