@@ -215,15 +215,13 @@ impl AbortedAction {
 pub enum Target {
     /// Resources are reserved, pages arrive. Nothing here is worth keeping if the source disappears.
     Receiving,
-    /// Everything is here, loaded and paused; only the source decides what happens. This daemon loaded
-    /// it, and
-    /// nothing has tried to start its CPUs.
+    /// Everything is here, loaded and paused; only the source decides what happens. This daemon loaded it,
+    /// and nothing has tried to start its CPUs.
     Prepared,
     /// Like `Prepared`, but an earlier daemon or a failed start may have run its CPUs.
     PerhapsStarted,
-    /// The machine never ran here and never will: its QEMU ended, and it goes back to the source,
-    /// which may not
-    /// know yet.
+    /// The machine never ran here and never will: its QEMU ended, and it goes back to the source, which may
+    /// not know yet.
     Returned,
     /// The machine belongs to this host, and was started here.
     Running,
@@ -336,7 +334,7 @@ impl Target {
             (Receiving, Finished) if is_back(Loss::TargetRunsEarly) => {
                 (Running, &[LoadAndConfirmReady, RunAndConfirm])
             }
-            (Prepared, Failed) if is_back(Loss::TargetGivesUp) => (Discarded, &[Discard]),
+            (Prepared | PerhapsStarted, Failed) if is_back(Loss::TargetGivesUp) => (Discarded, &[Discard]),
             (Receiving, Finished) => (Prepared, &[LoadAndConfirmReady]),
             (Receiving, Abort | Failed | Restarted) => (Discarded, &[Discard]),
             (Prepared, CommitOfEnded) => (Returned, &[RecordNeverRan]),

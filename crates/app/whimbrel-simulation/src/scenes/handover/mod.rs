@@ -42,6 +42,7 @@ enum What {
     /// Over any connection, at any time.
     Commit,
     Runs,
+    NeverRan,
     Abort,
     Discarded,
 }
@@ -76,6 +77,7 @@ enum TargetDisk {
     #[default]
     Nothing,
     Arriving(u64),
+    NeverRan(u64),
     Ours(u64),
 }
 
@@ -157,7 +159,7 @@ pub(crate) fn run() {
 /// Something happens to one of the hosts, or to the way between them.
 fn trouble(guests: &World, daemons: &mut [Running; 2]) {
     let host = draw(2) as usize;
-    match draw(5) {
+    match draw(6) {
         0 => daemons[host].doom(draw(60), false),
         1 => daemons[host].kill(),
         2 => {
@@ -172,6 +174,13 @@ fn trouble(guests: &World, daemons: &mut [Running; 2]) {
             network::cut(1 - host, host, true);
             thread::sleep(Duration::from_millis(draw(12_000)));
             network::cut(1 - host, host, false);
+        }
+        4 => {
+            log("the QEMU of the target ends");
+            guests.see(|guests| {
+                guests.machine.stops(HOSTS[TARGET]);
+                guests.target = Slot::Nothing;
+            });
         }
         _ => {}
     }
@@ -238,6 +247,7 @@ impl TargetDisk {
         match self {
             Self::Nothing => None,
             Self::Arriving(attempt) => Some((attempt, TargetRecord::Arriving)),
+            Self::NeverRan(attempt) => Some((attempt, TargetRecord::NeverRan)),
             Self::Ours(attempt) => Some((attempt, TargetRecord::Ours)),
         }
     }

@@ -83,6 +83,7 @@ impl Daemon<'_> {
             What::Accepted if is_open => SourceEvent::RoundsOver,
             What::Ready if is_open => SourceEvent::TargetReady,
             What::Runs => SourceEvent::TargetRuns,
+            What::NeverRan => SourceEvent::TargetNeverRan,
             What::Discarded => SourceEvent::TargetDiscarded,
             _ => return,
         };
@@ -134,7 +135,7 @@ impl Daemon<'_> {
                 self.send(id, What::Last);
             }
             SourceAction::RecordHandover => return Some(self.record(Owner::HandedOver(id))),
-            SourceAction::RecordOurs => {
+            SourceAction::RecordOurs | SourceAction::Committed(CommittedAction::RecordOurs) => {
                 let event = self.record(Owner::Ours);
                 if event == SourceEvent::Failed {
                     // Paused and silent until it is durable.
@@ -142,7 +143,9 @@ impl Daemon<'_> {
                 }
                 return Some(event);
             }
-            SourceAction::ResumeHere => self.pause(false),
+            SourceAction::ResumeHere | SourceAction::Committed(CommittedAction::ResumeHere) => {
+                self.pause(false)
+            }
             SourceAction::Committed(CommittedAction::SendCommit) => self.send(id, What::Commit),
             SourceAction::Committed(CommittedAction::FreeMachine) => {
                 while !self.write(SourceDisk { owner: Owner::Gone, ..SourceDisk::default() }) {

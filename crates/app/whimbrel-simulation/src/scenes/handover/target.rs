@@ -71,7 +71,10 @@ impl Daemon<'_> {
                 let is_filling = self.guests.see(|guests| guests.target == Slot::Filling);
                 self.step(id, if is_filling { TargetEvent::Finished } else { TargetEvent::Failed });
             }
-            (What::Commit, Some(_)) => self.step(id, TargetEvent::Commit),
+            (What::Commit, Some(_)) => {
+                let has_ended = self.guests.see(|guests| guests.target == Slot::Nothing);
+                self.step(id, if has_ended { TargetEvent::CommitOfEnded } else { TargetEvent::Commit });
+            }
             (What::Abort, Some(_)) => self.step(id, TargetEvent::Abort),
             (What::Abort, None) => self.act(id, None, Target::discard_unknown()),
             _ => {}
@@ -134,6 +137,11 @@ impl Daemon<'_> {
                 self.send(id, What::Runs);
             }
             TargetAction::ConfirmRunning => self.send(id, What::Runs),
+            TargetAction::RecordNeverRan => {
+                self.must_write(TargetDisk::NeverRan(id));
+                self.send(id, What::NeverRan);
+            }
+            TargetAction::ConfirmNeverRan => self.send(id, What::NeverRan),
             TargetAction::Discard => {
                 self.end_qemu();
                 self.must_write(TargetDisk::Nothing);

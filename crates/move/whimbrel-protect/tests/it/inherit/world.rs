@@ -238,7 +238,9 @@ impl World {
             Message::Commit => {
                 let before = self.target;
                 self.target = self.target.step(TargetEvent::Commit).0;
-                if before == Target::Prepared && self.target == Target::Running {
+                if matches!(before, Target::Prepared | Target::PerhapsStarted)
+                    && self.target == Target::Running
+                {
                     let mut heir = PrimaryLease::initial(true, TERM);
                     if self.restarted && !broken.goes_on {
                         heir.yield_machine();
@@ -327,7 +329,8 @@ impl World {
         match host {
             Host::Source => {
                 let record = match self.source {
-                    Source::Committed => SourceRecord::HandedOver,
+                    // A move with a third host is never taken back.
+                    Source::Committed | Source::TakingBack => SourceRecord::HandedOver,
                     Source::Copying | Source::Stopped | Source::Recording | Source::Reverting => {
                         SourceRecord::Ours
                     }
@@ -340,10 +343,11 @@ impl World {
                 Target::Receiving | Target::Discarded => {
                     self.target = Target::recovered(TargetRecord::Arriving, PausedIncoming::Unfinished).0;
                 }
-                Target::Prepared => {
+                Target::Prepared | Target::PerhapsStarted => {
                     self.target = Target::recovered(TargetRecord::Arriving, PausedIncoming::Complete).0;
                     self.restarted = true;
                 }
+                Target::Returned => return false,
                 Target::Running => match &mut self.heir {
                     Some(heir) if heir.state() == PrimaryState::Protected && !broken.goes_on => {
                         heir.yield_machine();
