@@ -134,7 +134,8 @@ fn book(_: &Context) -> Result<Vec<Row>> {
     cargo.args(["test", "--workspace", "--locked", "--test", "it", "--", "guides::the_", "--nocapture"]);
     let output = cargo.output().context("cannot run cargo")?;
     let said = String::from_utf8_lossy(&output.stdout);
-    let count = |ending: &str, line: &str| line.trim().strip_suffix(ending)?.rsplit(' ').next()?.parse().ok();
+    let count =
+        |ending: &str, line: &str| line.trim().strip_suffix(ending)?.rsplit(' ').next()?.parse::<u32>().ok();
     let run: u32 = said.lines().filter_map(|line| count(" command blocks run", line)).sum();
     let failed =
         said.lines().filter(|line| line.starts_with("test guides::") && line.ends_with("FAILED")).count();

@@ -26,7 +26,7 @@ pub struct ScheduleRequest {
 pub enum ScheduledWork {
     /// Take a capsule of a running machine, and remove old ones of the schedule.
     Checkpoint {
-        /// Machine.
+        /// Name of the machine.
         #[schema(value_type = String)]
         machine: MachineName,
         /// Take a disk-only capsule.
@@ -38,7 +38,7 @@ pub enum ScheduledWork {
     },
     /// Copy the newest capsule of a machine to a host or a pool.
     Push {
-        /// Machine.
+        /// Name of the machine.
         #[schema(value_type = String)]
         machine: MachineName,
         /// Target host; none for a pool.

@@ -90,7 +90,7 @@ impl RestartRule {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum RestartPolicy {
-    /// None.
+    /// The daemon never starts it by itself.
     #[default]
     No,
     /// End of its QEMU without a shutdown of the guest.

@@ -29,7 +29,7 @@ impl EventStream {
         loop {
             while let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = self.buffer.drain(..=end).collect();
-                // The other lines are the number once more, comments and ends of events.
+                // Other lines are the number once more, comments and ends of events.
                 if let Some(data) = line.strip_prefix(b"data: ") {
                     let event = serde_json::from_slice(data);
                     return event.map(Some).map_err(|error| ClientError::protocol(self.body.label(), error));

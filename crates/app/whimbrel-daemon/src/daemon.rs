@@ -366,7 +366,7 @@ impl Daemon {
                 turn.record.since_ms = crate::now_ms();
                 turn.record.save(&self.directories)?;
             } else if matches!(turn.record.phase, Phase::Crashed { .. }) {
-                // Its user wants it off: a later daemon must not restart it.
+                // The user wants it off: a later daemon must not restart it.
                 turn.record.phase = Phase::Stopped;
                 turn.record.save(&self.directories)?;
             }

@@ -177,7 +177,7 @@ impl Machine {
                 && matches!(view.info.state, MachineState::Running | MachineState::Loading { .. })
             {
                 view.info.state = MachineState::Migrating;
-                self.tell(&view.info.state);
+                self.report_state(&view.info.state);
             }
         }
         MachineLock { machine: self, data: lock(&self.data) }
@@ -187,7 +187,7 @@ impl Machine {
     pub(crate) fn tell_events(&self, events: Arc<EventLog>) {
         let view = lock(&self.view);
         *lock(&self.events) = Some(events);
-        self.tell(&view.info.state);
+        self.report_state(&view.info.state);
     }
 
     /// Tells nothing more: another entry has its name, or nobody.
@@ -195,7 +195,7 @@ impl Machine {
         *lock(&self.events) = None;
     }
 
-    fn tell(&self, state: &MachineState) {
+    fn report_state(&self, state: &MachineState) {
         let reason = match state {
             MachineState::Crashed { reason } => format!(": {reason}"),
             _ => String::new(),
@@ -278,7 +278,7 @@ impl MachineLock<'_> {
         let traffic = self.data.running.as_ref().map(RunningMachine::traffic).unwrap_or_default();
         let mut view = lock(&self.machine.view);
         if view.info.state.name() != info.state.name() {
-            self.machine.tell(&info.state);
+            self.machine.report_state(&info.state);
         }
         *view = View { info, needed, pager, console, tunnel, observer: tap, page_server: giving, traffic };
     }

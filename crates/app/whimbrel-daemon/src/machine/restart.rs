@@ -14,9 +14,9 @@ const STEADY: Duration = Duration::from_secs(600);
 /// How a machine ended that no user stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
-    /// Its guest shut down.
+    /// The guest shut down.
     Shutdown,
-    /// Its QEMU died, or could not be started.
+    /// QEMU died, or could not be started.
     Failure,
 }
 

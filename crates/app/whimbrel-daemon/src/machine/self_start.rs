@@ -30,7 +30,7 @@ pub(crate) enum StartedBySelf {
     Started,
     /// The machine is busy, or its owner is not known yet.
     NotYet,
-    /// It runs, is gone, or is not this host's.
+    /// The machine runs, is gone, or is not this host's.
     NotWanted,
     Failed(String),
 }
@@ -54,7 +54,7 @@ impl SelfStarts {
         let row = rows.entry(name.clone()).or_default();
         row.ended(rule, how, Instant::now());
         if row.gave_up {
-            self.tell(name, &format!("not restarted any more, after {} restarts", row.count));
+            self.report(name, &format!("not restarted any more, after {} restarts", row.count));
         }
         if *row == Restarts::default() {
             rows.remove(name);
@@ -117,18 +117,18 @@ impl SelfStarts {
         match outcome {
             StartedBySelf::Started => {
                 row.started(now);
-                self.tell(name, "started");
+                self.report(name, "started");
             }
             StartedBySelf::NotYet => row.put_off(now + DOUBT),
             StartedBySelf::NotWanted => drop(rows.remove(name)),
             StartedBySelf::Failed(failure) => {
-                self.tell(name, &format!("could not be started: {failure}"));
+                self.report(name, &format!("could not be started: {failure}"));
                 row.failed(rule, failure, now);
             }
         }
     }
 
-    fn tell(&self, name: &MachineName, text: &str) {
+    fn report(&self, name: &MachineName, text: &str) {
         tracing::info!(machine = %name, text, "start without a user");
         self.events.add(EventKind::SelfStart, name, text);
     }

@@ -239,7 +239,7 @@ mod tests {
         let capsule = CapsuleId(Digest::of(b"web"));
         for phase in [
             Phase::HandedOver { handover: HANDOVER, to: to.clone(), keeps: false },
-            Phase::Prepared { handover: HANDOVER, ahead: true },
+            Phase::Prepared { handover: HANDOVER, ahead: true, never_ran: false },
             Phase::Given { to: to.clone(), capsule },
             Phase::Suspended { capsule },
             Phase::Here,
@@ -248,7 +248,7 @@ mod tests {
             assert_eq!(daemon.start_by_itself(&name), StartedBySelf::NotWanted, "{phase:?}");
         }
 
-        // Its record says that it crashed here, and its standby may have taken it over.
+        // The record says that it crashed here, and its standby may have taken it over.
         let name = insert(&daemon, Phase::Crashed { reason: "its QEMU ended".into() });
         let request = serde_json::from_value(serde_json::json!({"host": "beta"})).unwrap();
         let side = ProtectionSide::Primary { request, gave_up: true };

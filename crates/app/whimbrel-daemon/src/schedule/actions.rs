@@ -43,7 +43,7 @@ impl Actions {
                     what: "capsule of the machine",
                     name: machine.to_string(),
                 })?;
-                // By its id: by its name the machine itself would be handed off.
+                // The id, since by its name the machine itself would be handed off.
                 daemon.push(PushRequest {
                     subject: CapsuleRef::Id(capsule),
                     host: host.clone(),

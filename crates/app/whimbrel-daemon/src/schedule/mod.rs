@@ -280,7 +280,7 @@ fn judge(record: &ScheduleRecord, refs: &BTreeMap<RefName, CapsuleId>, newest: O
     let Retention { may_empty, .. } = rule;
     let times: Vec<u64> = tags.iter().map(|(time, ..)| *time).collect();
     let retained = plan::retained(&times, &rule);
-    // By a clock that was put back, the capsule of this run may look old.
+    // After a clock was put back, the capsule of this run may look old.
     let stays = |(time, tag, _): &(u64, RefName, CapsuleId)| {
         retained.contains(time) || (newest == Some(tag) && !may_empty)
     };

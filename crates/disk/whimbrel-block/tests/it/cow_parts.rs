@@ -1,7 +1,9 @@
 //! Overlays that go on from the open files that another process has passed.
 
 use std::{fs, sync::Arc};
-use whimbrel_block::{Cow, Device, MemDevice, OverlayDir, OverlayError, OverlayKey, OverlayState, ZeroDevice};
+use whimbrel_block::{
+    Cow, Device, MemDevice, OverlayDir, OverlayError, OverlayKey, OverlayState, ZeroDevice,
+};
 use whimbrel_core::Digest;
 
 const SIZE: u64 = 1 << 30;

@@ -1,8 +1,8 @@
 //! KVM result: remembers until the next boot that KVM does not work. The probe takes seconds of a processor,
 //! which every daemon and every `doctor` would spend again.
 //!
-//! Only a failure is stored, and only for this boot, this QEMU binary and this probe. A file that cannot be read or
-//! written is ignored; only time depends on it.
+//! Only a failure is stored, and only for this boot, this QEMU binary and this probe. A file that cannot be
+//! read or written is ignored; only time depends on it.
 
 use std::{
     fs,

@@ -26,7 +26,7 @@ pub use calls::{
 pub use digests::{DigestedPages, digest_of_page, pack_digests, unpack_digests};
 pub use entries::{EntriesError, Entry, MAX_LISTING, pack_entries, unpack_entries};
 pub use holes::{MAX_HOLES, pack_holes, unpack_holes};
-pub use name_change::{AttrChange, Known, Node, Op, OpDone, Overwrite, Owner, version_before};
+pub use name_change::{AttrChange, EntryKind, Known, Op, OpDone, Overwrite, Owner, version_before};
 pub use pages::{PAGE, PackedPages, PagesError, is_in, is_zero, pack_pages, pack_some, unpack_pages};
 pub use path::{MAX_NAME, MAX_PATH, Name, PathError, RelPath};
 pub use session_key::{ClientId, SessionKey};

@@ -95,7 +95,7 @@ pub enum Op {
         /// Path of the file.
         path: RelPath,
         /// What to create.
-        node: Node,
+        node: EntryKind,
         /// Permission bits of the file.
         mode: u16,
         /// Owner of the file; without one, what the server's system gives it.
@@ -125,16 +125,16 @@ pub struct Owner {
 
 /// A file to create, without its name and attributes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Node {
+pub enum EntryKind {
     /// An empty regular file.
     File,
-    /// A directory.
+    /// An empty directory.
     Dir,
     /// A symlink with this target, which the server never resolves.
     Symlink(Vec<u8>),
     /// A named pipe.
     Fifo,
-    /// A socket.
+    /// A socket without a server.
     Socket,
     /// A character device with this number.
     Char(DeviceNumber),
@@ -142,7 +142,7 @@ pub enum Node {
     Block(DeviceNumber),
 }
 
-impl Node {
+impl EntryKind {
     /// Type of the file.
     pub fn kind(&self) -> Kind {
         match self {
@@ -252,9 +252,9 @@ impl Op {
     /// no owner of a new file and no time of access. Other types of files it does not know at all.
     pub fn without_nodes(self) -> Self {
         match self {
-            Op::Make { path, node: Node::File, mode, stamp, .. } => Op::Create { path, mode, stamp },
-            Op::Make { path, node: Node::Dir, mode, .. } => Op::Mkdir { path, mode },
-            Op::Make { path, node: Node::Symlink(target), .. } => Op::Symlink { path, target },
+            Op::Make { path, node: EntryKind::File, mode, stamp, .. } => Op::Create { path, mode, stamp },
+            Op::Make { path, node: EntryKind::Dir, mode, .. } => Op::Mkdir { path, mode },
+            Op::Make { path, node: EntryKind::Symlink(target), .. } => Op::Symlink { path, target },
             Op::SetTimes { path, set: AttrChange { mode, uid, gid, mtime, .. }, known } => {
                 Op::SetAttr { path, mode, uid, gid, mtime }.if_known(known)
             }

@@ -144,7 +144,7 @@ impl Shared {
             }),
             XattrCall::KIND => self.handle_keyed::<XattrCall, _>(peer, request, |session, body| {
                 if matches!(body.action, XattrAction::List | XattrAction::Get(_)) {
-                    return xattrs::look(session, &body);
+                    return xattrs::read(session, &body);
                 }
                 session.may_change()?;
                 let _changing = session.start_change()?;

@@ -317,7 +317,7 @@ fn set_attr_of(
         let owner = (set.uid.map(rustix::fs::Uid::from_raw), set.gid.map(rustix::fs::Gid::from_raw));
         match rustix::fs::chownat(found, "", owner.0, owner.1, AtFlags::EMPTY_PATH) {
             Err(Errno::PERM) if uid.is_none() && gid.is_none() => {}
-            // Also to the same owner: it sets the time of the inode.
+            // Given also to the same owner, since it sets the time of the inode.
             given => given.map_err(refuse("set the owner"))?,
         }
     }

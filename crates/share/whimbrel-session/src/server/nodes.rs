@@ -11,7 +11,7 @@ use super::{
     sessions::ServedSession,
     stale,
 };
-use crate::proto::{Kind, Name, Node, Owner, RelPath, Time};
+use crate::proto::{EntryKind, Kind, Name, Owner, RelPath, Time};
 use rustix::{
     fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid, chownat, mkdirat, mknodat, openat},
     io::Errno,
@@ -23,7 +23,7 @@ use whimbrel_wire::Refusal;
 pub(super) fn make(
     session: &ServedSession,
     path: &RelPath,
-    node: &Node,
+    node: &EntryKind,
     (mode, owner): (u16, Option<Owner>),
     stamp: Time,
 ) -> Result<(), Refusal> {
@@ -35,20 +35,20 @@ pub(super) fn make(
         make_special(session, path, (kind, device), bits(session, mode, node.kind())?, owner)
     };
     match node {
-        Node::File => create(session, path, mode, owner, stamp),
-        Node::Dir => make_dir(session, path, bits(session, mode, Kind::Dir)?, owner),
-        Node::Symlink(target) => {
+        EntryKind::File => create(session, path, mode, owner, stamp),
+        EntryKind::Dir => make_dir(session, path, bits(session, mode, Kind::Dir)?, owner),
+        EntryKind::Symlink(target) => {
             symlink(session, path, target)?;
             let (dir, name) = session.tree.parent(path)?;
             owner.map_or(Ok(()), |owner| own(&opened(&dir, &name, Kind::Symlink)?, owner))
         }
-        Node::Fifo => special(FileType::Fifo, (0, 0)),
-        Node::Socket => special(FileType::Socket, (0, 0)),
-        Node::Char(_) | Node::Block(_) if !session.tree.ownership => {
+        EntryKind::Fifo => special(FileType::Fifo, (0, 0)),
+        EntryKind::Socket => special(FileType::Socket, (0, 0)),
+        EntryKind::Char(_) | EntryKind::Block(_) if !session.tree.ownership => {
             Err(refuse("make a device")(Errno::PERM))
         }
-        Node::Char(number) => special(FileType::CharacterDevice, number.parts()),
-        Node::Block(number) => special(FileType::BlockDevice, number.parts()),
+        EntryKind::Char(number) => special(FileType::CharacterDevice, number.parts()),
+        EntryKind::Block(number) => special(FileType::BlockDevice, number.parts()),
     }
 }
 

@@ -31,7 +31,7 @@ fn named<'a>(session: &ServedSession, name: &'a [u8]) -> Result<&'a OsStr, Refus
 }
 
 /// Lists names, or reads a value.
-pub(super) fn look(session: &ServedSession, wanted: &Xattr) -> Result<(Attr, Bytes), Refusal> {
+pub(super) fn read(session: &ServedSession, wanted: &Xattr) -> Result<(Attr, Bytes), Refusal> {
     let (found, attr) = session.tree.find(&wanted.file)?;
     let mut out = vec![0; MAX];
     let payload = match &wanted.action {

@@ -131,7 +131,7 @@ struct Resolved {
 }
 
 /// Resolves a conflict.
-pub(super) fn keep(
+pub(super) fn resolve(
     session: &ControlResponse,
     (name, copy): (&str, &str),
     (choice, partial): (Choice, bool),

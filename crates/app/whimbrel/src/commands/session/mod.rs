@@ -207,7 +207,7 @@ impl Args {
             }
             Action::Keep { name, copy, version, partial } => {
                 let session = one(name, ControlRequest::Show)?;
-                return conflicts::keep(&session, (name, copy), (*version, *partial), context);
+                return conflicts::resolve(&session, (name, copy), (*version, *partial), context);
             }
             Action::Nbd { name, file, at, .. } => one(name, nbd(file, at.as_deref())?)?,
             Action::Set { name, settings } => set(name, settings, one)?,

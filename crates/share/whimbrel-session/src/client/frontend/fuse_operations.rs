@@ -8,7 +8,7 @@ use crate::client::{
     },
     session::{Core, Session},
 };
-use crate::proto::{AttrChange, DeviceNumber, Name, Node, Time, XattrAction};
+use crate::proto::{AttrChange, DeviceNumber, EntryKind, Name, Time, XattrAction};
 use bytes::Bytes;
 use std::{
     collections::HashMap,
@@ -72,7 +72,14 @@ impl FuseOperations {
         number
     }
 
-    fn create_entry(&self, by: Caller, parent: u64, name: &OsStr, node: Node, mode: u32) -> Result<Entry> {
+    fn create_entry(
+        &self,
+        by: Caller,
+        parent: u64,
+        name: &OsStr,
+        node: EntryKind,
+        mode: u32,
+    ) -> Result<Entry> {
         let name = name_of(name)?;
         let id = self.core.create(parent, &name, node, (mode & 0o7777) as u16, (by.uid, by.gid))?;
         self.entry(id)
@@ -165,22 +172,22 @@ impl FileSystem for FuseOperations {
 
     fn mknod(&self, by: Caller, parent: u64, name: &OsStr, mode: u32, device: u32) -> Result<Entry> {
         let node = match FileKind::of_mode(mode) {
-            Some(FileKind::File) => Node::File,
-            Some(FileKind::Pipe) => Node::Fifo,
-            Some(FileKind::Socket) => Node::Socket,
-            Some(FileKind::CharDevice) => Node::Char(DeviceNumber(device)),
-            Some(FileKind::BlockDevice) => Node::Block(DeviceNumber(device)),
+            Some(FileKind::File) => EntryKind::File,
+            Some(FileKind::Pipe) => EntryKind::Fifo,
+            Some(FileKind::Socket) => EntryKind::Socket,
+            Some(FileKind::CharDevice) => EntryKind::Char(DeviceNumber(device)),
+            Some(FileKind::BlockDevice) => EntryKind::Block(DeviceNumber(device)),
             _ => return Err(Errno::EPERM),
         };
         self.create_entry(by, parent, name, node, mode)
     }
 
     fn mkdir(&self, by: Caller, parent: u64, name: &OsStr, mode: u32) -> Result<Entry> {
-        self.create_entry(by, parent, name, Node::Dir, mode)
+        self.create_entry(by, parent, name, EntryKind::Dir, mode)
     }
 
     fn symlink(&self, by: Caller, parent: u64, name: &OsStr, target: &Path) -> Result<Entry> {
-        self.create_entry(by, parent, name, Node::Symlink(target.as_os_str().as_bytes().to_vec()), 0o777)
+        self.create_entry(by, parent, name, EntryKind::Symlink(target.as_os_str().as_bytes().to_vec()), 0o777)
     }
 
     fn unlink(&self, _: Caller, parent: u64, name: &OsStr) -> Result<()> {
@@ -219,7 +226,7 @@ impl FileSystem for FuseOperations {
     ) -> Result<(Entry, Opened)> {
         let wanted = name_of(name)?;
         let (mode, owner) = ((mode & 0o7777) as u16, (by.uid, by.gid));
-        let id = match self.core.create(parent, &wanted, Node::File, mode, owner) {
+        let id = match self.core.create(parent, &wanted, EntryKind::File, mode, owner) {
             // Another program was faster; that matters only with `O_EXCL`.
             Err(Errno::EEXIST) if !access.exclusive() => self.core.lookup(parent, &wanted)?,
             made => made?,

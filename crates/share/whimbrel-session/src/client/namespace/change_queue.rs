@@ -15,8 +15,8 @@ use crate::client::{
 use crate::{
     cache::{CacheError, FileId},
     proto::{
-        Attr, FileRef, Ident, Lookup, LookupCall, Node, Op, OpCall, OpDone, RelPath, Sync, SyncCall, Version,
-        code, errno, version_before,
+        Attr, EntryKind, FileRef, Ident, Lookup, LookupCall, Op, OpCall, OpDone, RelPath, Sync, SyncCall,
+        Version, code, errno, version_before,
     },
 };
 use bytes::Bytes;
@@ -412,7 +412,7 @@ fn was_already_made(op: &Op, fail: &CallFailure) -> bool {
         Op::Mkdir { .. } | Op::Link { .. } | Op::Symlink { .. } => number == Some(Errno::EEXIST),
         Op::Unlink { .. } | Op::Rmdir { .. } | Op::Rename { .. } => number == Some(Errno::ENOENT),
         // A regular file is recognised by its stamp.
-        Op::Make { node, .. } => node != Node::File && number == Some(Errno::EEXIST),
+        Op::Make { node, .. } => node != EntryKind::File && number == Some(Errno::EEXIST),
         Op::Create { .. } | Op::Replace { .. } | Op::SetAttr { .. } | Op::SetTimes { .. } | Op::If { .. } => {
             false
         }

@@ -15,7 +15,7 @@ use crate::client::{
 };
 use crate::{
     cache::FileRecord,
-    proto::{Attr, Ident, Kind, Known, Name, Node, Op, Owner, RelPath, Time, Version},
+    proto::{Attr, EntryKind, Ident, Kind, Known, Name, Op, Owner, RelPath, Time, Version},
 };
 use std::time::Instant;
 use whimbrel_fuse::{Errno, Result};
@@ -25,7 +25,7 @@ const SET_GROUP: u16 = 0o2000;
 
 /// A file that is created here.
 struct NewFile {
-    node: Node,
+    node: EntryKind,
     mode: u16,
     /// Owner on the server, if it is not the usual one.
     owner: Option<Owner>,
@@ -34,27 +34,27 @@ struct NewFile {
 
 impl NewFile {
     fn target(&self) -> Option<Vec<u8>> {
-        if let Node::Symlink(target) = &self.node { Some(target.clone()) } else { None }
+        if let EntryKind::Symlink(target) = &self.node { Some(target.clone()) } else { None }
     }
 
     /// Links that the directory above gets by it.
     fn links_of_parent(&self) -> i32 {
-        i32::from(self.node == Node::Dir)
+        i32::from(self.node == EntryKind::Dir)
     }
 
     /// Attributes until the server reports them.
     fn attr(&self, Owner { uid, gid }: Owner) -> Attr {
         let (size, blocks) = match &self.node {
-            Node::Symlink(target) => (target.len() as u64, 0),
-            Node::Char(number) => (u64::from(number.0), 0),
-            Node::Block(number) => (u64::from(number.0), 1),
+            EntryKind::Symlink(target) => (target.len() as u64, 0),
+            EntryKind::Char(number) => (u64::from(number.0), 0),
+            EntryKind::Block(number) => (u64::from(number.0), 1),
             _ => (0, 0),
         };
         Attr {
             ident: Ident::default(),
             kind: self.node.kind(),
             mode: self.mode,
-            links: if self.node == Node::Dir { 2 } else { 1 },
+            links: if self.node == EntryKind::Dir { 2 } else { 1 },
             uid,
             gid,
             size,
@@ -71,7 +71,7 @@ impl Core {
         &self,
         parent: u64,
         name: &Name,
-        node: Node,
+        node: EntryKind,
         mode: u16,
         caller: (u32, u32),
     ) -> Result<u64> {
@@ -80,10 +80,12 @@ impl Core {
         let (owner, mode) = self.owner_of_new(parent, &node, mode, caller);
         let op = match &node {
             _ if owner.is_some() => Op::Make { path: path.clone(), node: node.clone(), mode, owner, stamp },
-            Node::Dir => Op::Mkdir { path: path.clone(), mode },
-            Node::Symlink(target) => Op::Symlink { path: path.clone(), target: target.clone() },
-            Node::File => Op::Create { path: path.clone(), mode, stamp },
-            Node::Char(_) | Node::Block(_) if !self.connection.sets_owners() => return Err(Errno::EPERM),
+            EntryKind::Dir => Op::Mkdir { path: path.clone(), mode },
+            EntryKind::Symlink(target) => Op::Symlink { path: path.clone(), target: target.clone() },
+            EntryKind::File => Op::Create { path: path.clone(), mode, stamp },
+            EntryKind::Char(_) | EntryKind::Block(_) if !self.connection.sets_owners() => {
+                return Err(Errno::EPERM);
+            }
             _ if !self.connection.knows_nodes() => return Err(Errno::EPERM),
             _ => Op::Make { path: path.clone(), node: node.clone(), mode, owner, stamp },
         };
@@ -114,13 +116,13 @@ impl Core {
     fn owner_of_new(
         &self,
         parent: u64,
-        node: &Node,
+        node: &EntryKind,
         mode: u16,
         (uid, gid): (u32, u32),
     ) -> (Option<Owner>, u16) {
         let above = self.inodes().get(parent).map(|node| node.attr);
         let group = above.filter(|attr| attr.mode & SET_GROUP != 0).map(|attr| attr.gid);
-        let mode = if group.is_some() && *node == Node::Dir { mode | SET_GROUP } else { mode };
+        let mode = if group.is_some() && *node == EntryKind::Dir { mode | SET_GROUP } else { mode };
         if !self.connection.sets_owners() {
             return (None, mode);
         }
@@ -146,7 +148,7 @@ impl Core {
         let usual = Owner { uid: self.server_ids.0, gid: above.map_or(self.server_ids.1, |attr| attr.gid) };
         let id = nodes.add_local(parent, name, new.attr(new.owner.unwrap_or(usual)));
         let file = match new.node {
-            Node::File => {
+            EntryKind::File => {
                 let base = Version { size: 0, mtime: new.stamp, ctime: new.stamp };
                 let record = FileRecord {
                     path,

@@ -57,7 +57,7 @@ impl Core {
             self.connection.send::<XattrCall, _>(Xattr { file, action }, Bytes::copy_from_slice(value), None);
         let (attr, payload) = match self.connection.runtime().block_on(asked) {
             (Ok(answer), _) => answer,
-            // It was removed before the answer was lost.
+            // The value was removed before the answer was lost.
             (Err(fail), true) if removes && fail.is_errno(&[Errno::ENODATA.number()]) => return Ok(()),
             (Err(fail), _) => return Err(errno(fail)),
         };

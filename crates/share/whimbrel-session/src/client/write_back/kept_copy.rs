@@ -74,7 +74,7 @@ pub enum KeepError {
     File {
         /// What was to be done.
         action: &'static str,
-        /// The file.
+        /// File that was read or written.
         path: PathBuf,
         /// Cause reported by the system.
         source: io::Error,
