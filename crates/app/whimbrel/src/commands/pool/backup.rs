@@ -43,10 +43,9 @@ pub(super) struct Backup {
 
 const BACKUP_EXAMPLES: &str = "\
 Examples:
-  whimbrel pool backup --manager MANAGER                     into the manager's directory, to three benefactors, and
-                                                             to the object store of `pool manager --backup-store`
-  whimbrel pool backup --to pool.backup --manager MANAGER    and to a file on this host
-  whimbrel pool restore --data /var/lib/pool pool.backup     bring the pool back, if its metadata is lost";
+  whimbrel pool backup --manager MANAGER
+  whimbrel pool backup --to pool.backup --manager MANAGER    to a file on this host, too
+  whimbrel pool restore --data /var/lib/pool pool.backup     bring a lost pool back";
 
 /// Restore the metadata of a pool from a backup (run this on the manager's host, while no manager runs)
 #[derive(Debug, clap::Args)]

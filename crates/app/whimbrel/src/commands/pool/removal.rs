@@ -49,7 +49,7 @@ pub(super) struct Label {
     #[arg(long, default_value = "", hide_default_value = true)]
     rack: String,
     /// Host, for several benefactors on one
-    #[arg(long, default_value = "", hide_default_value = true)]
+    #[arg(long = "on-host", value_name = "HOST", default_value = "", hide_default_value = true)]
     host: String,
     /// Expect it to be silent for up to this long, such as every night: its chunks are not copied again
     #[arg(long, value_name = "DURATION")]
