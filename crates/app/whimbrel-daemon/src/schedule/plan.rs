@@ -9,6 +9,9 @@ const DAY_MS: u64 = 86_400_000;
 /// First Monday after the beginning of 1970, a Thursday.
 const MONDAY_MS: u64 = 4 * DAY_MS;
 
+/// Number of the period that a time lies in, in milliseconds since 1970, UTC.
+type PeriodOf = fn(u64) -> u64;
+
 /// When work is due: at the multiples of an interval, shifted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Rhythm {
@@ -51,7 +54,7 @@ pub(crate) fn retained(times: &[u64], rule: &Retention) -> BTreeSet<u64> {
     let newest_first: BTreeSet<u64> = times.iter().copied().collect();
     let newest_first: Vec<u64> = newest_first.into_iter().rev().collect();
     let mut retained: BTreeSet<u64> = newest_first.iter().take(rule.last as usize).copied().collect();
-    let periods: [(u32, fn(u64) -> u64); 4] =
+    let periods: [(u32, PeriodOf); 4] =
         [(rule.hourly, hour), (rule.daily, day), (rule.weekly, week), (rule.monthly, month)];
     for (count, period) in periods {
         let mut seen = HashSet::new();

@@ -75,7 +75,7 @@ fn serve(kind: &str, path: &str, pages: usize) {
             "sum" => sum(number(1)),
             "sums" => std::thread::scope(|scope| {
                 let sum = &sum;
-                let sums = (1..words.len()).map(|at| number(at)).map(|page| scope.spawn(move || sum(page)));
+                let sums = (1..words.len()).map(&number).map(|page| scope.spawn(move || sum(page)));
                 let sums = sums.collect::<Vec<_>>().into_iter();
                 sums.fold(0, |all, sum| all ^ sum.join().expect("no panic"))
             }),

@@ -256,7 +256,7 @@ impl Answer for Now {
 
 impl Link for Flaky {
     fn gives_back(&self) -> bool {
-        self.budget.load(Ordering::Relaxed) % 2 == 0
+        self.budget.load(Ordering::Relaxed).is_multiple_of(2)
     }
 
     fn send(&self, kind: u16, header: Vec<u8>, payload: Bytes) -> Result<Box<dyn Answer>, LinkError> {

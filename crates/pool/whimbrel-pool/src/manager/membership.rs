@@ -70,7 +70,8 @@ impl ManagerService {
 
     /// Requests heartbeats of all benefactors, which then refuse who is no longer admitted.
     fn announce_members(&self) {
-        for connection in self.shared.connections().values().cloned() {
+        for connection in self.shared.connections().values() {
+            let connection = connection.clone();
             // Benefactors that cannot be reached learn it with their next heartbeat; clients do not know
             // the request.
             tokio::spawn(async move { connection.request::<RequestHeartbeat>(&(), Bytes::new()).await });

@@ -47,7 +47,7 @@ fn a_small_conflict_is_resolved_to_ours_theirs_or_both() {
         let ours = |file: &mut File| file.write_all(b"ours, and longer").unwrap();
         let (world, kept) = conflict(b"first", ours, b"theirs");
         assert_eq!((kept.path.to_string().as_str(), total(&kept.absent)), ("file", 0));
-        assert_eq!(kept.compare(&world.options.cache, &world.mount()).unwrap(), [0..16]);
+        assert_eq!(kept.compare(&world.options.cache, &world.mount()).unwrap(), vec![0..16; 1]);
         resolve(&world, &kept, keep).unwrap();
         assert_eq!(fs::read_to_string(world.server().join("file")).unwrap(), now, "{keep:?}");
         assert_eq!(fs::read_to_string(world.server().join("file.ours")).ok().as_deref(), beside);
@@ -63,7 +63,7 @@ fn a_disk_of_which_a_part_never_was_here_is_not_taken_for_a_whole_one() {
         file.write_all_at(&[7; 8192], 4 << 20).unwrap();
     };
     let (world, kept) = conflict(&first, write, &theirs);
-    assert_eq!(kept.ours, [4 << 20..(4 << 20) + 8192]);
+    assert_eq!(kept.ours, vec![4 << 20..(4 << 20) + 8192; 1]);
     assert!(total(&kept.absent) > 0);
     assert_eq!(total(&kept.ours) + total(&kept.base) + total(&kept.absent), SIZE as u64);
     assert!(world.session().status().events.iter().any(|event| event.text.contains("never were here")));
