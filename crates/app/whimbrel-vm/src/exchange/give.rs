@@ -37,7 +37,7 @@ pub enum Given {
     },
 }
 
-/// Passes `machine` on to the process at the other end of `channel`, which calls [`take`](super::take).
+/// Passes `machine` on to the process at the other end of `channel`, which calls [`take`](super::take()).
 /// Tells each step to `reached`.
 ///
 /// # Errors

@@ -35,7 +35,7 @@ pub struct Taken {
     pub stopped: Option<Duration>,
 }
 
-/// Takes the machine that the process at the other end of `channel` gives ([`give`](super::give)). Tells
+/// Takes the machine that the process at the other end of `channel` gives ([`give`](super::give())). Tells
 /// each step to `reached`.
 ///
 /// # Errors

@@ -1,5 +1,5 @@
 //! Backups of the metadata: made by the manager that does the chores, and on request; see
-//! [`backup`](crate::backup).
+//! [`crate::backup`].
 //!
 //! Each lies in the folder of the manager, at some benefactors, and in an object store if one is named. A
 //! place that fails is named and tried again with the next backup; it does not harm the others.
