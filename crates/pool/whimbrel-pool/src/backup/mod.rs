@@ -1,9 +1,9 @@
 //! Backups of a manager's metadata: their files, names and folders.
 //!
-//! A backup is one file (`format.rs`) with the rows of one snapshot of the database, and the lists of admitted
-//! members and their roles. It has no key: a manager that lost its folder gets a new one. Names sort by time,
-//! so the newest is the last. A file with the name of a backup is complete: it is written under another name,
-//! synced and renamed.
+//! A backup is one file (`format.rs`) with the rows of one snapshot of the database, and the lists of
+//! admitted members and their roles. It has no key: a manager that lost its folder gets a new one. Names sort
+//! by time, so the newest is the last. A file with the name of a backup is complete: it is written under
+//! another name, synced and renamed.
 
 pub(crate) mod format;
 
