@@ -18,9 +18,12 @@ fn a_host_becomes_encrypted_under_a_guest_and_its_disk_shows_nothing_of_it() {
     alpha.run(&["checkpoint", "web", "--tag", "first"]);
     let (memory, disk) =
         (samples(&largest(alpha.run_dir())), samples(&alpha.data().join("machines/web/disk0/data")));
+    // The memory has the kernel and the initial RAM disk, too, which are no secret and lie in files.
+    let boot = within(&alpha.data().join("boot"), &memory);
+    let memory: Samples = memory.difference(&boot).copied().collect();
     assert!(memory.len() > 100 && disk.len() > 100, "{} {}", memory.len(), disk.len());
     for samples in [&memory, &disk] {
-        assert!(found(alpha.data(), samples) * 4 > samples.len(), "the search finds what is there");
+        assert!(within(alpha.data(), samples).len() * 4 > samples.len(), "the search finds what is there");
     }
 
     let keys = tempfile::tempdir().expect("a folder for keys");
@@ -45,8 +48,8 @@ fn a_host_becomes_encrypted_under_a_guest_and_its_disk_shows_nothing_of_it() {
     assert!(matches!(resumed.disk, CheckResult::Good(_)), "{resumed:?}");
     witness.write(500).expect("more on an encrypted disk");
     alpha.run(&["checkpoint", "web"]);
-    assert_eq!(found(alpha.data(), &memory), 0, "memory");
-    assert_eq!(found(alpha.data(), &disk), 0, "disk");
+    assert_eq!(within(alpha.data(), &memory), Samples::new(), "memory");
+    assert_eq!(within(alpha.data(), &disk), Samples::new(), "disk");
 
     alpha.run(&["encryption", "rotate", "--key-file", second.to_str().expect("a path in UTF-8")]);
     drop(witness);
@@ -84,18 +87,20 @@ fn samples(file: &Path) -> Samples {
     let bytes = fs::read(file).expect("a file to take samples of");
     let is_noise = |page: &&[u8; 4096]| page.iter().copied().collect::<BTreeSet<u8>>().len() > 240;
     let pages = bytes.as_chunks::<4096>().0.iter().filter(is_noise);
-    pages.take(400).map(|page| std::array::from_fn(|i| page[2000 + i])).collect()
+    pages.take(20_000).map(|page| std::array::from_fn(|i| page[2000 + i])).collect()
 }
 
-/// How many of the samples are somewhere below a folder.
-fn found(folder: &Path, samples: &Samples) -> usize {
-    let mut begins = vec![false; 1 << 16];
-    samples.iter().for_each(|sample| begins[usize::from(sample[0]) << 8 | usize::from(sample[1])] = true);
+/// The samples that are somewhere below a folder.
+fn within(folder: &Path, samples: &Samples) -> Samples {
+    let begin =
+        |bytes: &[u8]| usize::from(bytes[0]) << 16 | usize::from(bytes[1]) << 8 | usize::from(bytes[2]);
+    let mut begins = vec![false; 1 << 24];
+    samples.iter().for_each(|sample| begins[begin(sample)] = true);
     let mut found = Samples::new();
     for path in files(folder) {
         let bytes = fs::read(&path).unwrap_or_default();
         for window in bytes.windows(SAMPLE) {
-            if begins[usize::from(window[0]) << 8 | usize::from(window[1])]
+            if begins[begin(window)]
                 && let Ok(sample) = window.try_into()
                 && samples.contains(&sample)
             {
@@ -103,5 +108,5 @@ fn found(folder: &Path, samples: &Samples) -> usize {
             }
         }
     }
-    found.len()
+    found
 }

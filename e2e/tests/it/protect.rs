@@ -203,7 +203,7 @@ fn a_drill_loses_nothing_and_without_a_witness_a_person_decides() {
     protect(alpha, &[]);
     let stream = cluster.stream(GUEST_ADDRESS);
     wait_epochs(alpha, 20);
-    assert_eq!(alpha.refuse(&["checkpoint", "web"]).code, 4, "it is busy with being protected");
+    assert_eq!(alpha.refuse(&["suspend", "web"]).code, 4, "it is busy with being protected");
     assert_eq!(alpha.refuse(&["protect", "web", "beta"]).code, 4, "it is protected already");
     let refusal = beta.refuse(&["failover", "web"]);
     assert!(refusal.text.contains("--primary-is-dead"), "{refusal:?}");
