@@ -27,7 +27,9 @@ use whimbrel_pool::{
 };
 use whimbrel_wire::Identity;
 
-/// Back up the metadata of a pool now, or list its backups; the manager also does so by itself every hour
+/// Back up the metadata of a pool, or list its backups
+///
+/// The manager also backs it up by itself, every hour unless it is told otherwise.
 #[derive(Debug, clap::Args)]
 #[command(after_help = BACKUP_EXAMPLES)]
 pub(super) struct Backup {
@@ -47,7 +49,9 @@ Examples:
   whimbrel pool backup --to pool.backup --manager MANAGER    to a file on this host, too
   whimbrel pool restore --data /var/lib/pool pool.backup     bring a lost pool back";
 
-/// Restore the metadata of a pool from a backup (run this on the manager's host, while no manager runs)
+/// Restore the metadata of a pool from a backup
+///
+/// Run this on the manager's host, while no manager runs.
 #[derive(Debug, clap::Args)]
 #[command(after_help = RESTORE_EXAMPLES)]
 pub(super) struct Restore {

@@ -12,7 +12,9 @@ use std::time::Duration;
 use tokio::runtime::Runtime;
 use whimbrel_pool::protocol::{MemberLabels, RemovedMember};
 
-/// Take all rights from a member, whose key is never admitted again, and replace its copies
+/// Take all rights from a member for good, and replace its copies
+///
+/// The key of the member is never admitted again.
 #[derive(Debug, clap::Args)]
 pub(super) struct Expel {
     /// Name of the member, as it was admitted
@@ -24,7 +26,9 @@ pub(super) struct Expel {
     member: PoolArgs,
 }
 
-/// Forget a benefactor that is dead, and replace its copies; its key stays admitted
+/// Forget a benefactor that is dead, and replace its copies
+///
+/// The key of the benefactor stays admitted.
 #[derive(Debug, clap::Args)]
 pub(super) struct Forget {
     /// Name of the benefactor, as in `whimbrel pool status`
@@ -36,7 +40,9 @@ pub(super) struct Forget {
     member: PoolArgs,
 }
 
-/// Say where a benefactor is, so that copies are kept apart, and how long it may be away
+/// Say where a benefactor is, and how long it may be away
+///
+/// Copies of a chunk are kept on different hosts, racks and sites.
 #[derive(Debug, clap::Args)]
 #[command(after_help = LABEL_EXAMPLES)]
 pub(super) struct Label {

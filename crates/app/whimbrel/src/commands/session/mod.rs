@@ -92,7 +92,7 @@ enum Action {
         #[arg(long, alias = "leave")]
         keep_unsent: bool,
     },
-    /// List local versions that were put aside because somebody else changed the file
+    /// List local versions put aside because somebody else changed the file
     Conflicts {
         /// Name of the session
         name: String,
