@@ -117,8 +117,12 @@ impl Scene {
 fn end_qemu(host: &HostProcess) {
     let (_, record) = host.record("web");
     let pid = record["process"]["pid"].as_u64().expect("a machine with a process").to_string();
-    // Until it has ended: a daemon that looks earlier sees one that lives.
-    let dead = format!("kill -9 {pid}; while grep -q '^State:.[^Z]' /proc/{pid}/status; do sleep 0.01; done");
+    // Until it has ended: a daemon that looks earlier sees one that lives. The first thread is a zombie
+    // before the others have ended.
+    let dead = format!(
+        "kill -9 {pid}; while grep -q '^State:.[^Z]' /proc/{pid}/task/*/status || [ $(ls /proc/{pid}/task | wc -l) -gt 1 ]; \
+         do sleep 0.01; done"
+    );
     host.exec("sh", &["-c", &format!("{dead} 2>/dev/null; true")]);
 }
 
