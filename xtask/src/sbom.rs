@@ -4,14 +4,14 @@
 //! through normal and build dependencies; checksums are those of `Cargo.lock`. The same commit gives the
 //! same bytes: there is no time stamp and no serial number in it (both are optional in the specification).
 
-use anyhow::{Context, Result, bail};
+use crate::tidy::metadata;
+use anyhow::{Context, Result};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     path::Path,
-    process::Command,
 };
 
 /// Package whose program is shipped.
@@ -59,21 +59,9 @@ struct EdgeKind {
 /// Writes the bill to `output`.
 pub(crate) fn write(root: &Path, output: &Path) -> Result<()> {
     let lock = fs::read_to_string(root.join("Cargo.lock")).context("cannot read Cargo.lock")?;
-    let bill = bill(&metadata(root)?, &checksums(&lock))?;
+    let bill = bill(&metadata::read(root)?, &checksums(&lock))?;
     let text = serde_json::to_string_pretty(&bill)? + "\n";
     fs::write(output, text).with_context(|| format!("cannot write {}", output.display()))
-}
-
-fn metadata(root: &Path) -> Result<Metadata> {
-    let output = Command::new(env!("CARGO"))
-        .args(["metadata", "--format-version=1", "--locked", "--filter-platform=x86_64-unknown-linux-gnu"])
-        .current_dir(root)
-        .output()
-        .context("cannot start cargo metadata")?;
-    if !output.status.success() {
-        bail!("cargo metadata failed: {}", String::from_utf8_lossy(&output.stderr));
-    }
-    serde_json::from_slice(&output.stdout).context("cannot read what cargo metadata printed")
 }
 
 fn bill(metadata: &Metadata, checksums: &BTreeMap<(String, String), String>) -> Result<Value> {

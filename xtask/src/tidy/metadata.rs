@@ -1,7 +1,7 @@
 //! The package graph as cargo tells it, cut down to what the rules ask.
 
 use anyhow::{Context, Result, bail};
-use serde::Deserialize;
+use serde::{Deserialize, de::DeserializeOwned};
 use std::path::Path;
 use std::process::Command;
 
@@ -49,8 +49,8 @@ impl Graph {
     }
 }
 
-/// Asks cargo.
-pub(crate) fn read(root: &Path) -> Result<Graph> {
+/// Asks cargo for the package graph, or for those parts of it that `T` has.
+pub(crate) fn read<T: DeserializeOwned>(root: &Path) -> Result<T> {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--format-version=1", "--locked", "--filter-platform=x86_64-unknown-linux-gnu"])
         .current_dir(root)

@@ -9,7 +9,7 @@ mod dependencies;
 mod ignored;
 mod licences;
 mod links;
-mod metadata;
+pub(crate) mod metadata;
 mod names;
 mod opening;
 mod size;
@@ -64,7 +64,7 @@ impl fmt::Display for Finding {
 
 /// Checks every rule, prints what was found, fails if any of it is a violation.
 pub(crate) fn run(root: &Path) -> Result<()> {
-    let graph = metadata::read(root)?;
+    let graph = metadata::read::<metadata::Graph>(root)?;
     let files = source::tracked(root)?;
     let mut findings = arrows::check(&graph);
     findings.extend(licences::check(&graph));
