@@ -92,10 +92,11 @@ pub fn migrate_message(data: &[u8]) {
     let Some((length, rest)) = rest.split_first_chunk::<2>() else { return };
     let Some((header, payload)) = rest.split_at_checked(u16::from_le_bytes(*length).into()) else { return };
     let arrivals = IncomingMigrations::new(Arc::new(Ground));
-    let offered = arrivals.handle(protocol::OFFER, &encode(&offer()), Bytes::new());
+    let from = "alpha".parse().expect("a name");
+    let offered = arrivals.handle(&from, protocol::OFFER, &encode(&offer()), Bytes::new());
     offered.expect("a machine that is taken");
     // Refused or not is its own business.
-    let _ = arrivals.handle(u16::from_le_bytes(*kind), header, Bytes::copy_from_slice(payload));
+    let _ = arrivals.handle(&from, u16::from_le_bytes(*kind), header, Bytes::copy_from_slice(payload));
 }
 
 fn encode(header: &impl serde::Serialize) -> Vec<u8> {

@@ -15,15 +15,15 @@ use crate::{
     target::{IncomingMachine, MEMORY, TargetHost},
 };
 use std::{sync::Arc, time::Instant};
-use whimbrel_core::{Digest, PAGE_SIZE, PageRun};
+use whimbrel_core::{Digest, HostName, PAGE_SIZE, PageRun};
 
 /// One handover, with what its actions need.
 pub(crate) struct Incoming {
     pub(crate) state: Target,
     /// Absent before it is reserved, and once it is discarded; of an ended handover the daemon has it.
     pub(crate) machine: Option<Box<dyn IncomingMachine>>,
-    /// Offer, until room for it is reserved.
-    offer: Option<(Arc<dyn TargetHost>, Offer)>,
+    /// Offer and the host that it is from, until room for it is reserved.
+    offer: Option<(Arc<dyn TargetHost>, Offer, HostName)>,
     /// End of the copy, its device state and its arrival, until they are loaded.
     finish: Option<(Finish, Vec<u8>, Instant)>,
     /// Lengths of the offered arrays, in pages.
@@ -53,12 +53,16 @@ impl Incoming {
     }
 
     /// An accepted offer, and the reply to it.
-    pub(crate) fn reserved(host: Arc<dyn TargetHost>, offer: Offer) -> Result<(Self, Vec<u8>), TargetError> {
+    pub(crate) fn reserved(
+        host: Arc<dyn TargetHost>,
+        offer: Offer,
+        from: &HostName,
+    ) -> Result<(Self, Vec<u8>), TargetError> {
         let (state, actions) = Target::initial();
         let mut incoming = Self {
             arrays: offer.arrays.iter().map(|array| array.pages).collect(),
             boot_files: offer.blobs.clone(),
-            offer: Some((host, offer)),
+            offer: Some((host, offer, from.clone())),
             ..Self::ended(state)
         };
         let reply = incoming.execute_all(actions)?;
@@ -101,8 +105,9 @@ impl Incoming {
     fn execute(&mut self, action: TargetAction) -> Result<Vec<u8>, TargetError> {
         match action {
             TargetAction::ReserveAndAccept => {
-                let (host, offer) = self.offer.take().ok_or(OUT_OF_ORDER)?;
-                let machine = host.reserve(&offer).map_err(|source| TargetError::Refused { source })?;
+                let (host, offer, from) = self.offer.take().ok_or(OUT_OF_ORDER)?;
+                let machine =
+                    host.reserve(&offer, &from).map_err(|source| TargetError::Refused { source })?;
                 let (blobs_missing, begun_as) = (machine.boot_files_missing(), machine.baselines());
                 self.machine = Some(machine);
                 Ok(encode_reply(&Offered::Accepted(Accepted { blobs_missing, begun_as })))

@@ -25,7 +25,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard},
     time::Instant,
 };
-use whimbrel_core::{Digest, PAGE_SIZE, PageRun};
+use whimbrel_core::{Digest, HostName, PAGE_SIZE, PageRun};
 
 /// Index of memory among the arrays of an offer.
 pub(crate) const MEMORY: usize = 0;
@@ -35,9 +35,9 @@ pub type HostError = Box<dyn Error + Send + Sync>;
 
 /// Host that accepts machines: reserves resources for them.
 pub trait TargetHost: Send + Sync {
-    /// Reserves name, memory, disks and devices for `offer`, or returns the reason why not; an
-    /// [`Incompatibility`] is sent to the source as a value.
-    fn reserve(&self, offer: &Offer) -> Result<Box<dyn IncomingMachine>, HostError>;
+    /// Reserves name, memory, disks and devices for the offer of host `from`, or returns the reason why not;
+    /// an [`Incompatibility`] is sent to the source as a value.
+    fn reserve(&self, offer: &Offer, from: &HostName) -> Result<Box<dyn IncomingMachine>, HostError>;
 
     /// Fills `out` with the page of this digest, if it is anywhere on this host. The implementation has
     /// checked the digest.
@@ -206,10 +206,17 @@ impl IncomingMigrations {
         self.ended().insert(handover, state);
     }
 
-    /// Handles one message and returns the reply's header. Blocks while the incoming machine works.
-    pub fn handle(&self, kind: u16, header: &[u8], payload: Bytes) -> Result<Vec<u8>, TargetError> {
+    /// Handles one message of host `from` and returns the reply's header. Blocks while the incoming machine
+    /// works.
+    pub fn handle(
+        &self,
+        from: &HostName,
+        kind: u16,
+        header: &[u8],
+        payload: Bytes,
+    ) -> Result<Vec<u8>, TargetError> {
         match kind {
-            protocol::OFFER => self.offer(parse(header)?),
+            protocol::OFFER => self.offer(parse(header)?, from),
             protocol::BOOT_FILE => {
                 let piece: BootFileRange = parse(header)?;
                 self.with(piece.handover, |arriving| arriving.boot_file_range(&piece, &payload)).map(no_reply)
@@ -303,7 +310,7 @@ impl IncomingMigrations {
         unknown
     }
 
-    fn offer(&self, offer: Offer) -> Result<Vec<u8>, TargetError> {
+    fn offer(&self, offer: Offer, from: &HostName) -> Result<Vec<u8>, TargetError> {
         check_offer(&offer)?;
         if self.table().contains_key(&offer.handover) {
             return Err(TargetError::Invalid { what: "a second offer of one handover" });
@@ -312,7 +319,7 @@ impl IncomingMigrations {
             return Err(TargetError::State { state });
         }
         let handover = offer.handover;
-        let (mut arriving, accepted) = match Incoming::reserved(self.host.clone(), offer) {
+        let (mut arriving, accepted) = match Incoming::reserved(self.host.clone(), offer, from) {
             Ok(reserved) => reserved,
             Err(TargetError::Refused { source }) => {
                 let misfit = source.downcast::<Incompatibility>();

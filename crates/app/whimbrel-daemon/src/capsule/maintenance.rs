@@ -61,7 +61,7 @@ impl Daemon {
     /// The capsules that machines need, whatever becomes of their refs. Running machines have pins too, which
     /// end when they stop.
     pub(super) fn needed_capsules(&self) -> Vec<CapsuleId> {
-        self.machines.all().iter().filter_map(|machine| machine.needed_capsule()).collect()
+        self.machines.all().iter().flat_map(|machine| machine.needed_capsules()).collect()
     }
 
     /// Reads and checks the whole store.

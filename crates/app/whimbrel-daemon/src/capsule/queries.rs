@@ -83,7 +83,7 @@ impl Daemon {
             None => Some(name.clone()),
         };
         let names = names.iter().filter_map(shown).collect();
-        let needs = |machine: &Arc<Machine>| machine.needed_capsule() == Some(id);
+        let needs = |machine: &Arc<Machine>| machine.needed_capsules().contains(&id);
         let machines = self.machines.all().into_iter().filter(needs).map(|one| one.name().clone());
         Ok(PreviousCapsule { capsule: id, names, children, machines: machines.collect() })
     }

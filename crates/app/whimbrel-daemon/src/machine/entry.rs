@@ -56,7 +56,7 @@ struct LockHolder {
 struct View {
     info: MachineInfo,
     /// Capsule that must not be collected.
-    needed: Option<CapsuleId>,
+    needed: Vec<CapsuleId>,
     pager: Option<crate::running::PagerView>,
     console: Option<crate::running::ConsoleView>,
     tunnel: Option<crate::network::tunnel::TunnelView>,
@@ -73,7 +73,7 @@ pub(crate) struct MachineLock<'a> {
 
 impl Machine {
     pub(crate) fn new(record: Record, live: Option<RunningMachine>) -> Self {
-        let (info, needed) = (describe(&record, live.as_ref(), None), needed_capsule(&record));
+        let (info, needed) = (describe(&record, live.as_ref(), None), needed_capsules(&record));
         let (pager, console, tunnel, tap, giving) = views(live.as_ref());
         let traffic = live.as_ref().map(RunningMachine::traffic).unwrap_or_default();
         Self {
@@ -226,9 +226,9 @@ impl Machine {
         info
     }
 
-    /// The capsule without which it could not run (again).
-    pub(crate) fn needed_capsule(&self) -> Option<CapsuleId> {
-        lock(&self.view).needed
+    /// The capsules without which it could not run (again).
+    pub(crate) fn needed_capsules(&self) -> Vec<CapsuleId> {
+        lock(&self.view).needed.clone()
     }
 
     /// Observer of its memory writes; none without a process.
@@ -273,7 +273,7 @@ impl MachineLock<'_> {
     pub(crate) fn publish(&self) {
         let operation = lock(&self.machine.lock_holder).as_ref().and_then(|working| working.operation);
         let info = describe(&self.data.record, self.data.running.as_ref(), operation);
-        let needed = needed_capsule(&self.data.record);
+        let needed = needed_capsules(&self.data.record);
         let (pager, console, tunnel, tap, giving) = views(self.data.running.as_ref());
         let traffic = self.data.running.as_ref().map(RunningMachine::traffic).unwrap_or_default();
         let mut view = lock(&self.machine.view);
@@ -341,14 +341,19 @@ fn views(live: Option<&RunningMachine>) -> Views {
     )
 }
 
-/// The capsule that a machine is, or that its memory or disks are read from.
-fn needed_capsule(record: &Record) -> Option<CapsuleId> {
-    match record.phase {
-        Phase::Suspended { capsule } | Phase::Given { capsule, .. } => Some(capsule),
-        _ => {
+/// The capsules that a machine is, or was handed off as, or that its memory or disks are read from.
+fn needed_capsules(record: &Record) -> Vec<CapsuleId> {
+    match &record.phase {
+        Phase::Suspended { capsule } | Phase::Given { capsule, .. } => vec![*capsule],
+        phase => {
             let over_image = record.bases.iter().any(|base| matches!(base, DiskBase::Image { .. }));
             let from_image = record.process.as_ref().is_some_and(|process| process.memory.is_some());
-            record.origin.filter(|_| over_image || from_image)
+            let read_from = record.origin.filter(|_| over_image || from_image);
+            let before = match phase {
+                Phase::Prepared { handed_off: Some(before), .. } => needed_capsules(before),
+                _ => Vec::new(),
+            };
+            read_from.into_iter().chain(before).collect()
         }
     }
 }

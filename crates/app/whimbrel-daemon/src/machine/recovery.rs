@@ -11,7 +11,7 @@ use crate::{
         restart::End,
         runtime_dir, supervisor,
     },
-    migrate::target::incoming,
+    migrate::target::{incoming, left_over},
     running::RunningMachine,
 };
 use std::{collections::BTreeSet, sync::Arc};
@@ -84,9 +84,9 @@ impl Daemon {
             return;
         }
         if self.protections.was_loading(&record) {
-            return incoming::discard_unfinished(self, &record);
+            return left_over::discard_unfinished(self, &record);
         }
-        let waiting = incoming::waiting(self, &record);
+        let waiting = left_over::waiting(self, &record);
         if record.owed.is_some() && record.process.is_some() && record.phase == Phase::Here {
             // A QEMU that waits for a page answers no command, and the host that has the page can only
             // connect once this daemon serves: it is adopted later.

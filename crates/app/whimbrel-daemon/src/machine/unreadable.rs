@@ -284,7 +284,7 @@ mod tests {
             Box::new(|_| Phase::Crashed { reason: "killed".into() }),
             Box::new(|_| Phase::Here),
             Box::new(move |_| Phase::HandedOver { handover, to: beta(), keeps: true }),
-            Box::new(move |_| Phase::Prepared { handover, ahead: false, never_ran: false }),
+            Box::new(move |_| Phase::Prepared { handover, ahead: false, never_ran: false, handed_off: None }),
         ];
         let mut needed = Vec::new();
         for (number, phase) in phases.iter().enumerate() {

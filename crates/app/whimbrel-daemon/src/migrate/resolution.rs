@@ -57,7 +57,7 @@ impl Daemon {
             HandoverDecision::Discard => {
                 let header = postcard::to_stdvec(&handover)
                     .map_err(|error| DaemonError::invalid(error.to_string()))?;
-                self.arrivals().handle(ABORT, &header, Bytes::new()).map(drop)
+                self.arrivals().handle(&self.name, ABORT, &header, Bytes::new()).map(drop)
             }
         };
         decided.map_err(|source| DaemonError::Resolve { source: Box::new(source) })

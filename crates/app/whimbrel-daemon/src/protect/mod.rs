@@ -239,7 +239,7 @@ mod tests {
         let capsule = CapsuleId(Digest::of(b"web"));
         for phase in [
             Phase::HandedOver { handover: HANDOVER, to: to.clone(), keeps: false },
-            Phase::Prepared { handover: HANDOVER, ahead: true, never_ran: false },
+            Phase::Prepared { handover: HANDOVER, ahead: true, never_ran: false, handed_off: None },
             Phase::Given { to: to.clone(), capsule },
             Phase::Suspended { capsule },
             Phase::Here,

@@ -15,7 +15,9 @@ use std::{
     time::Duration,
 };
 use whimbrel_capture::{CaptureSource, CheckpointPolicy, Consumer, DirtyLog};
-use whimbrel_core::{Boot, ByteSize, CapsuleId, Digest, MachineConfig, PAGE_SIZE, PageRun, PageSet};
+use whimbrel_core::{
+    Boot, ByteSize, CapsuleId, Digest, HostName, MachineConfig, PAGE_SIZE, PageRun, PageSet,
+};
 use whimbrel_machine::{Machine, MachineError, PageArray, PageError};
 use whimbrel_migrate::{
     Budget, CommittedHost, Confirmed, HandedOver, HandoverRecord, MigrateError, MigrationJob, PendingCommit,
@@ -129,8 +131,12 @@ struct Landed {
 
 struct Landings(Arc<FakeTarget>);
 
+fn source() -> HostName {
+    "alpha".parse().expect("a name")
+}
+
 impl TargetHost for Landings {
-    fn reserve(&self, _: &Offer) -> Result<Box<dyn IncomingMachine>, HostError> {
+    fn reserve(&self, _: &Offer, _: &HostName) -> Result<Box<dyn IncomingMachine>, HostError> {
         self.0.reserved.fetch_add(1, Ordering::Relaxed);
         Ok(Box::new(Landed {
             host: self.0.clone(),
@@ -274,7 +280,7 @@ impl Link for Flaky {
             let pages: FilePages = postcard::from_bytes(&header).unwrap();
             self.named.fetch_add(pages.runs.iter().map(|run| run.pages.len).sum(), Ordering::Relaxed);
         }
-        let answer = self.arrivals.handle(kind, &header, payload);
+        let answer = self.arrivals.handle(&source(), kind, &header, payload);
         let answer =
             answer.map(Bytes::from).map_err(|error| LinkError::Refused { reason: error.to_string() });
         Ok(Box::new(Now(if left == Ok(1) { Err(lost()) } else { answer })))
@@ -564,10 +570,10 @@ fn a_machine_whose_pause_failed_after_it_had_stopped_runs_on() {
 fn a_message_of_an_unknown_handover_is_refused() {
     let arrivals = IncomingMigrations::new(Arc::new(Landings(Arc::default())));
     let header = postcard::to_stdvec(&HandoverId([9; 16])).unwrap();
-    assert!(arrivals.handle(protocol::COMMIT, &header, Bytes::new()).is_err());
+    assert!(arrivals.handle(&source(), protocol::COMMIT, &header, Bytes::new()).is_err());
     assert!(
-        arrivals.handle(protocol::ABORT, &header, Bytes::new()).is_ok(),
+        arrivals.handle(&source(), protocol::ABORT, &header, Bytes::new()).is_ok(),
         "nothing to give up is no error"
     );
-    assert!(arrivals.handle(0x01ff, &header, Bytes::new()).is_err());
+    assert!(arrivals.handle(&source(), 0x01ff, &header, Bytes::new()).is_err());
 }

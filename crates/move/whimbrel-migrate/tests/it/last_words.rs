@@ -8,7 +8,7 @@ use std::sync::{
     Arc, Mutex, OnceLock, Weak,
     atomic::{AtomicBool, AtomicU32, Ordering},
 };
-use whimbrel_core::{ByteSize, Digest, MachineConfig, PageRun};
+use whimbrel_core::{ByteSize, Digest, HostName, MachineConfig, PageRun};
 use whimbrel_migrate::{
     handover::{PausedIncoming, TargetRecord},
     protocol::{self, CommitReply, Finish, FinishHeader, HandoverId, Offer, RunningSince},
@@ -35,8 +35,12 @@ struct Counts {
 
 struct Room(Arc<Counts>);
 
+fn source() -> HostName {
+    "alpha".parse().expect("a name")
+}
+
 impl TargetHost for Room {
-    fn reserve(&self, _: &Offer) -> Result<Box<dyn IncomingMachine>, HostError> {
+    fn reserve(&self, _: &Offer, _: &HostName) -> Result<Box<dyn IncomingMachine>, HostError> {
         let arrivals = self.0.arrivals.get().and_then(Weak::upgrade);
         if let (Some(arrivals), Some(meanwhile)) = (arrivals, self.0.meanwhile) {
             meanwhile(&arrivals);
@@ -104,7 +108,7 @@ fn offer(arrivals: &IncomingMigrations) -> bool {
     let config = MachineConfig::minimal(ByteSize(4096));
     let offer = Offer::of(ID, "web".parse().expect("a name"), config);
     let header = postcard::to_stdvec(&offer).expect("an offer");
-    arrivals.handle(protocol::OFFER, &header, Bytes::new()).is_ok()
+    arrivals.handle(&source(), protocol::OFFER, &header, Bytes::new()).is_ok()
 }
 
 fn say(arrivals: &IncomingMigrations, kind: u16) -> bool {
@@ -116,7 +120,7 @@ fn say(arrivals: &IncomingMigrations, kind: u16) -> bool {
         }),
         _ => postcard::to_stdvec(&ID),
     };
-    arrivals.handle(kind, &header.expect("a header"), Bytes::new()).is_ok()
+    arrivals.handle(&source(), kind, &header.expect("a header"), Bytes::new()).is_ok()
 }
 
 #[test]
@@ -174,12 +178,12 @@ fn an_arrival_hears_how_its_state_begins_before_the_rest_of_it_has_come() {
     let packed = |bytes: &[u8]| Bytes::from(protocol::pack_state(bytes).expect("a state that packs"));
     let id = postcard::to_stdvec(&ID).expect("a header");
     assert!(offer(&arrivals));
-    arrivals.handle(protocol::EARLY_STATE, &id, packed(b"head, as it was")).expect("it is kept");
+    arrivals.handle(&source(), protocol::EARLY_STATE, &id, packed(b"head, as it was")).expect("it is kept");
     let seen = |counts: &Counts| counts.states.lock().expect("nobody panics").clone();
     assert_eq!(seen(&counts), [b"head, as it was"]);
     let finish = Finish { handover: ID, ports: vec![] };
     let word = postcard::to_stdvec(&FinishHeader { finish, ahead: 6, rest: 7 }).expect("a header");
-    arrivals.handle(protocol::FINISH, &word, packed(b"devices")).expect("it is loaded");
+    arrivals.handle(&source(), protocol::FINISH, &word, packed(b"devices")).expect("it is loaded");
     assert_eq!(seen(&counts), [&b"head, as it was"[..], b"head, devices"]);
 }
 
@@ -189,7 +193,7 @@ fn a_state_whose_beginning_does_not_load_fails_while_the_machine_still_runs_else
     assert!(offer(&arrivals));
     let packed = protocol::pack_state(b"nonsense").expect("a state that packs");
     let id = postcard::to_stdvec(&ID).expect("a header");
-    assert!(arrivals.handle(protocol::EARLY_STATE, &id, packed.into()).is_err());
+    assert!(arrivals.handle(&source(), protocol::EARLY_STATE, &id, packed.into()).is_err());
     assert!(say(&arrivals, protocol::ABORT));
     assert_eq!((counts.run.load(Ordering::Relaxed), counts.discarded.load(Ordering::Relaxed)), (0, 1));
 }
@@ -201,7 +205,7 @@ fn a_source_hears_that_its_machine_cannot_be_loaded_before_that_is_cleared_up() 
     let finish = Finish { handover: ID, ports: vec![] };
     let word = postcard::to_stdvec(&FinishHeader { finish, ahead: 0, rest: 8 }).expect("a header");
     let packed = protocol::pack_state(b"nonsense").expect("a state that packs");
-    assert!(arrivals.handle(protocol::FINISH, &word, packed.into()).is_err());
+    assert!(arrivals.handle(&source(), protocol::FINISH, &word, packed.into()).is_err());
     assert_eq!(counts.discarded.load(Ordering::Relaxed), 0, "its machine stands still meanwhile");
     assert!(!say(&arrivals, protocol::COMMIT), "it was never ready");
     assert!(say(&arrivals, protocol::ABORT));
@@ -211,7 +215,7 @@ fn a_source_hears_that_its_machine_cannot_be_loaded_before_that_is_cleared_up() 
 /// Outcome of a commit of a source that would take the machine back; none if it is refused.
 fn commit_or_return(arrivals: &IncomingMigrations) -> Option<CommitReply> {
     let header = postcard::to_stdvec(&ID).expect("a header");
-    let reply = arrivals.handle(protocol::COMMIT_OR_RETURN, &header, Bytes::new()).ok()?;
+    let reply = arrivals.handle(&source(), protocol::COMMIT_OR_RETURN, &header, Bytes::new()).ok()?;
     Some(postcard::from_bytes(&reply).expect("a reply"))
 }
 

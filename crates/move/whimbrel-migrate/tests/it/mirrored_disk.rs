@@ -21,7 +21,7 @@ use whimbrel_block::{Device, DiskPages, MemDevice, Mirror, MirrorLayer, TrackedD
 use whimbrel_capture::{
     CaptureSource, Consumer, DirtyLog, RoundDecision, RoundStats, Scan, StopPolicy, StopReason,
 };
-use whimbrel_core::{ByteSize, Digest, DiskConfig, MachineConfig, PAGE_SIZE, PageRun, PageSet};
+use whimbrel_core::{ByteSize, Digest, DiskConfig, HostName, MachineConfig, PAGE_SIZE, PageRun, PageSet};
 use whimbrel_machine::{Machine, MachineError, PageArray, PageError};
 use whimbrel_migrate::{
     Budget, MigrationJob,
@@ -146,7 +146,7 @@ struct Landings;
 struct Landed(Vec<u8>);
 
 impl TargetHost for Landings {
-    fn reserve(&self, _: &Offer) -> Result<Box<dyn IncomingMachine>, HostError> {
+    fn reserve(&self, _: &Offer, _: &HostName) -> Result<Box<dyn IncomingMachine>, HostError> {
         Ok(Box::new(Landed(vec![0; DISK as usize * PAGE_SIZE])))
     }
 }
@@ -220,7 +220,7 @@ impl Link for Flaky {
             Err(_) => Err(LinkError::Lost { source: "cut".into() }),
             Ok(_) => self
                 .arrivals
-                .handle(kind, &header, payload)
+                .handle(&"alpha".parse().expect("a name"), kind, &header, payload)
                 .map(Bytes::from)
                 .map_err(|error| LinkError::Refused { reason: error.to_string() }),
         };

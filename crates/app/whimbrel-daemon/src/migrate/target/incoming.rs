@@ -10,17 +10,16 @@ use crate::{
     daemon::Daemon,
     machine::{
         entry::{Machine, MachineLock},
-        folder,
         record::{DiskBase, Phase, Record},
         reservations::Reservation,
-        runtime_dir::{self, RuntimeMark},
-        supervisor,
+        runtime_dir, supervisor,
     },
     migrate::{
         source::join_scoped,
         target::{
             background_sync::BackgroundSync,
             baseline::{BaselineFill, IncomingBaseline},
+            handed_off,
             reserved_space::{Purpose, reserve_space},
         },
     },
@@ -35,7 +34,7 @@ use std::{
     time::Instant,
 };
 use whimbrel_block::Device;
-use whimbrel_core::{Digest, PAGE_SIZE, PageRun};
+use whimbrel_core::{Digest, HostName, PAGE_SIZE, PageRun};
 use whimbrel_migrate::{
     baseline::Baseline,
     compatibility::HostCapacity,
@@ -102,15 +101,20 @@ impl TargetHost for DaemonTarget {
         }
     }
 
-    fn reserve(&self, offer: &Offer) -> Result<Box<dyn IncomingMachine>, Cause> {
+    fn reserve(&self, offer: &Offer, from: &HostName) -> Result<Box<dyn IncomingMachine>, Cause> {
         Failpoint::Offer.reached();
         let host = self.host.upgrade().ok_or("the host is shutting down")?;
-        let space = reserve_space(&host, offer, self.purpose)?;
+        let space = reserve_space(&host, (offer, from), self.purpose)?;
         let heir = InheritedProtection::from_offer(&host, offer)?;
-        let claim = host.machines.reserve(&offer.name, false)?;
+        let claim = host.machines.reserve_if(&offer.name, || host.check_incoming_name(offer, from))?;
+        let before = host.machines.get(&offer.name).ok();
+        let before = before.as_ref().map(|machine| machine.try_lock("arrival", None)).transpose()?;
+        let handed_off = handed_off::record_of(before.as_ref())?;
         let beginning = host.choose_baseline(offer);
         let mut record = Record::new(offer.name.clone(), offer.config.clone(), beginning.bases.clone());
-        record.phase = Phase::Prepared { handover: offer.handover, ahead: true, never_ran: false };
+        handed_off.iter().for_each(|before| record.settings = before.settings.clone());
+        record.phase =
+            Phase::Prepared { handover: offer.handover, ahead: true, never_ran: false, handed_off };
         record.arrived_by = Some(offer.handover);
         // The disks read from the capsule of their bases, which is retained as long as they are.
         record.origin = beginning.capsule.or(offer.origin);
@@ -128,7 +132,7 @@ impl TargetHost for DaemonTarget {
         let missing = missing.filter(|digest| !host.has_boot_file(digest)).collect();
         let vmgenid = Some(offer.vmgenid.parse().map_err(|_| "the offer's generation id is invalid")?);
         let machine = host.machines.insert(Machine::new(record.clone(), None));
-        drop(claim);
+        drop((before, claim));
         let mut landing = IncomingMachineState {
             host,
             handover: offer.handover,
@@ -182,14 +186,14 @@ fn find_page(host: &Daemon, digest: &Digest, out: &mut [u8; PAGE_SIZE]) -> bool 
     }
 }
 
-pub(super) fn host_capacity(host: &Daemon, offer: &Offer) -> Result<HostCapacity, Cause> {
+pub(super) fn host_capacity(host: &Daemon, offer: &Offer, from: &HostName) -> Result<HostCapacity, Cause> {
     let qemu = host.qemu()?;
     // A machine that stays on its home network needs no bridge here.
     let bridges = offer.config.nics.iter().filter_map(|nic| nic.bridge.clone());
     let missing = |bridge: &String| !whimbrel_net::managed::bridge::exists(bridge);
     let away = offer.tunnel.as_ref().is_some_and(|tunnel| tunnel.home != host.name);
     Ok(HostCapacity {
-        name_taken: host.machines.check_free(&offer.name, false).is_err(),
+        name_taken: host.check_incoming_name(offer, from).is_err(),
         qemu_version: qemu.version.to_string(),
         knows_machine_type: qemu.machine_type(&offer.config.machine).is_some(),
         accel: whimbrel_qemu::best_accel(qemu),
@@ -485,7 +489,9 @@ impl IncomingMachine for IncomingMachineState {
             None => self.kill_unrecovered(&turn),
         }
         (self.disk, self.buffer) = (None, None);
-        turn.record.phase = Phase::Prepared { handover: self.handover, ahead: true, never_ran: true };
+        if let Phase::Prepared { never_ran, .. } = &mut turn.record.phase {
+            *never_ran = true;
+        }
         turn.record.process = None;
         turn.record.since_ms = crate::now_ms();
         Ok(turn.record.save(&self.host.directories)?)
@@ -502,17 +508,10 @@ impl IncomingMachine for IncomingMachineState {
             Some(live) => live.end(),
             None => self.kill_unrecovered(&turn),
         }
-        if let Err(error) = folder::delete(&self.host.directories, self.machine.name()) {
-            tracing::warn!(
-                error = &error as &dyn std::error::Error,
-                "cannot delete an aborted incoming machine"
-            );
-        }
-        turn.record.phase = Phase::Stopped;
         self.host.fetchers.remove(self.handover);
         self.host.protections.remove_inherited(&turn.record);
-        drop(turn);
-        self.host.machines.remove(self.machine.name());
+        handed_off::remove_incoming(&self.host, &turn.record);
+        turn.record.phase = Phase::Stopped;
     }
 }
 
@@ -529,32 +528,6 @@ fn load_during_sync(
         loaded?;
         Ok(settled?)
     })
-}
-
-/// What an earlier daemon left of an incoming machine; nothing of any other machine.
-pub(crate) fn waiting(host: &Daemon, record: &Record) -> Option<PausedIncoming> {
-    let Phase::Prepared { ahead, never_ran, .. } = record.phase else { return None };
-    if never_ran {
-        return Some(PausedIncoming::Gone);
-    }
-    let slot = record.process.as_ref().map(|process| host.directories.runtime_dir(&process.slot));
-    Some(match slot.filter(|slot| slot.exists()) {
-        None => PausedIncoming::Gone,
-        Some(slot) if ahead && !RuntimeMark::Complete.is_on(&slot) => PausedIncoming::Unfinished,
-        Some(_) => PausedIncoming::Complete,
-    })
-}
-
-/// Discards a machine that came from another host and was not loaded to its end.
-pub(crate) fn discard_unfinished(host: &Daemon, record: &Record) {
-    tracing::info!(machine = %record.name, "discarding an incoming machine whose migration was interrupted");
-    host.protections.remove_inherited(record);
-    if let Some(process) = &record.process {
-        runtime_dir::clear(&host.directories.runtime_dir(&process.slot));
-    }
-    if let Err(error) = folder::delete(&host.directories, &record.name) {
-        tracing::warn!(error = &error as &dyn std::error::Error, "cannot delete an unfinished migration");
-    }
 }
 
 /// Recovers an incoming machine: one that was prepared continues to wait for the source's decision, any other

@@ -2,7 +2,7 @@
 
 use super::incoming::host_capacity;
 use crate::{daemon::Daemon, machine::reservations::Reservation};
-use whimbrel_core::ByteSize;
+use whimbrel_core::{ByteSize, HostName};
 use whimbrel_migrate::{
     compatibility::{self, Incompatibility},
     protocol::Offer,
@@ -48,12 +48,12 @@ pub(super) struct ReservedSpace {
 /// short, waits until ended machines have freed theirs.
 pub(super) fn reserve_space(
     host: &Daemon,
-    offer: &Offer,
+    (offer, from): (&Offer, &HostName),
     purpose: Purpose,
 ) -> Result<ReservedSpace, HostError> {
-    match compatibility::check(offer, &host_capacity(host, offer)?) {
+    match compatibility::check(offer, &host_capacity(host, offer, from)?) {
         Err(Incompatibility::Memory { .. } | Incompatibility::Disk { .. }) if host.make_room() => {
-            compatibility::check(offer, &host_capacity(host, offer)?)?;
+            compatibility::check(offer, &host_capacity(host, offer, from)?)?;
         }
         checked => checked?,
     }
@@ -79,7 +79,7 @@ mod tests {
     #[test]
     fn a_standby_is_promised_its_memory_and_what_waits_beside_it() {
         let (host, _folders) = sample::daemon();
-        let config = MachineConfig::minimal(ByteSize(1 << 30));
+        let (config, from) = (MachineConfig::minimal(ByteSize(1 << 30)), "beta".parse().unwrap());
         let offer = Offer {
             disk_bytes: 1 << 20,
             qemu_version: host.qemu().unwrap().version.to_string(),
@@ -88,12 +88,13 @@ mod tests {
         };
         // What else is free here is promised to somebody. Tests beside this one may free some, or take some.
         let others = host.memory.adopt(host.memory.spare().unwrap() - (9 << 27));
-        assert!(reserve_space(&host, &offer, Purpose::Migration).is_ok());
-        let refused = reserve_space(&host, &offer, Purpose::Standby).err().expect("too little for both");
+        assert!(reserve_space(&host, (&offer, &from), Purpose::Migration).is_ok());
+        let refused =
+            reserve_space(&host, (&offer, &from), Purpose::Standby).err().expect("too little for both");
         assert!(refused.to_string().contains("memory"), "{refused}");
         drop(others);
         let before = host.memory.spare().unwrap();
-        let standby = reserve_space(&host, &offer, Purpose::Standby).unwrap();
+        let standby = reserve_space(&host, (&offer, &from), Purpose::Standby).unwrap();
         let promised = before.abs_diff(host.memory.spare().unwrap());
         assert!(promised.abs_diff(5 << 28) < 64 << 20, "{promised}");
         drop(standby);

@@ -158,7 +158,7 @@ impl Daemon {
                 (receiver, Vec::new(), last)
             }
             None => {
-                let (receiver, missing) = match self.reserve_standby(&begin, arrays)? {
+                let (receiver, missing) = match self.reserve_standby(&begin, from, arrays)? {
                     Ok(reserved) => reserved,
                     Err(misfit) => return Ok(StartReply { offered: Offered::Misfit(misfit), has_pages }),
                 };
@@ -203,9 +203,10 @@ impl Daemon {
     fn reserve_standby(
         self: &Arc<Self>,
         begin: &StartRequest,
+        from: &HostName,
         arrays: Vec<u64>,
     ) -> Result<Result<(EpochReceiver, Vec<Digest>), Incompatibility>, DaemonError> {
-        let reserved = DaemonTarget::for_standby(self).reserve(&begin.offer);
+        let reserved = DaemonTarget::for_standby(self).reserve(&begin.offer, from);
         let arrival = match reserved.map_err(|error| error.downcast::<Incompatibility>()) {
             Ok(arrival) => arrival,
             Err(Ok(misfit)) => return Ok(Err(*misfit)),

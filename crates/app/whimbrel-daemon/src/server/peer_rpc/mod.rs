@@ -267,7 +267,7 @@ impl IncomingCall {
             HostRequest::OfferFetch => {
                 accept_fetch_connection(host, &asker.name, host.tunnels.connection(connection), &request)
             }
-            HostRequest::Offer => migrate(host, without_foreign_bases(host, &caller, request)?),
+            HostRequest::Offer => migrate(host, &asker, without_foreign_bases(host, &caller, request)?),
             // Content that is found by its digest alone may be anybody's.
             HostRequest::QueryPages if !caller.reads_everything() => nothing_found(),
             HostRequest::BootFile
@@ -280,7 +280,7 @@ impl IncomingCall {
             | HostRequest::QueryPages
             | HostRequest::EarlyState
             | HostRequest::BootFilePages
-            | HostRequest::LateFrames => migrate(host, request),
+            | HostRequest::LateFrames => migrate(host, &asker, request),
             HostRequest::PrepareHandoff | HostRequest::GrantMachine | HostRequest::ClaimMachine => {
                 answer_handoff(host, &asker, &request)
             }
@@ -399,8 +399,8 @@ fn protection(host: &Arc<Daemon>, asker: &Requester, request: Request) -> Answer
     })
 }
 
-fn migrate(host: &Daemon, request: Request) -> Answer {
-    let answer = host.arrivals().handle(request.kind, &request.header, request.payload);
+fn migrate(host: &Daemon, asker: &Requester, request: Request) -> Answer {
+    let answer = host.arrivals().handle(&asker.name, request.kind, &request.header, request.payload);
     answer.map(|header| Reply { header: header.into(), payload: Bytes::new() }).map_err(|error| {
         tracing::warn!(error = &error as &dyn std::error::Error, "a message of a migration was refused");
         refused(&error_chain(&error))
