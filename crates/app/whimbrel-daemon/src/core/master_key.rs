@@ -11,6 +11,7 @@ use std::{
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    time::Duration,
 };
 use whimbrel_store::MasterKey;
 
@@ -18,6 +19,10 @@ use whimbrel_store::MasterKey;
 const CREDENTIAL: &str = "whimbrel-master-key";
 /// Most bytes of a key as text, with whatever blanks are around it.
 const KEY_MAX: u64 = 4096;
+/// Time that a command has to print the key. The daemon does not start before that.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
+/// Exit code of coreutils' `timeout` for a command that it ended.
+const TIMED_OUT: i32 = 124;
 
 /// Where the master key comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,7 +40,7 @@ impl KeySource {
     pub(crate) fn read(&self, data: &Path) -> Result<MasterKey, DaemonError> {
         match self {
             Self::File(path) => read_file(path, data),
-            Self::Command(line) => run(line),
+            Self::Command(line) => run(line, COMMAND_TIMEOUT),
             Self::Credential => {
                 let dir = std::env::var_os("CREDENTIALS_DIRECTORY").ok_or_else(|| {
                     unusable("systemd", "$CREDENTIALS_DIRECTORY is not set, and no file or command was named")
@@ -63,18 +68,26 @@ pub(crate) fn read_file(path: &Path, data: &Path) -> Result<MasterKey, DaemonErr
     parse(place, file)
 }
 
-fn run(line: &str) -> Result<MasterKey, DaemonError> {
+/// Runs a command line with its processes for at most `limit`.
+fn run(line: &str, limit: Duration) -> Result<MasterKey, DaemonError> {
     let place = format!("`{line}`");
     let failed = |error: io::Error| unusable(&place, error);
-    let mut command = Command::new("sh");
-    command.args(["-c", line]).stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut command = Command::new("timeout");
+    command
+        .args(["--kill-after=5", &limit.as_secs_f64().to_string(), "sh", "-c", line])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped());
     let mut child = command.spawn().map_err(failed)?;
     let key = match child.stdout.take() {
         Some(output) => parse(&place, output),
         None => Err(unusable(&place, "it has no output")),
     };
     let status = child.wait().map_err(failed)?;
-    if status.success() { key } else { Err(unusable(&place, format!("it ended with {status}"))) }
+    match status.code() {
+        Some(0) => key,
+        Some(TIMED_OUT) => Err(unusable(&place, format!("it had not ended after {} s", limit.as_secs_f64()))),
+        _ => Err(unusable(&place, format!("it ended with {status}"))),
+    }
 }
 
 fn parse(place: impl Display, input: impl Read) -> Result<MasterKey, DaemonError> {
@@ -112,5 +125,11 @@ mod tests {
             assert!(command(line).is_err(), "{line}");
         }
         assert!(command(&format!("cat {}; exit 1", path.display())).is_err(), "a failed command has no key");
+    }
+
+    #[test]
+    fn a_command_that_hangs_does_not_hang_the_daemon() {
+        let refused = run("sleep 600 & wait", Duration::from_millis(100)).unwrap_err();
+        assert!(whimbrel_core::error_chain(&refused).contains("had not ended after 0.1 s"), "{refused:?}");
     }
 }
