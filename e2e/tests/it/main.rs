@@ -26,6 +26,7 @@ mod postcopy;
 mod protect;
 mod protect_work;
 mod refusals;
+mod rewind;
 mod safe;
 mod schedule;
 mod self_start;

@@ -20,6 +20,8 @@ function resultText(result: OperationResult): string | undefined {
     case "checkpoint":
     case "suspend":
       return `capsule ${short(result.capsule)}: pause ${duration(result.pause_ms)}, took ${duration(result.total_ms)}, added ${bytes(result.bytes_added)}`;
+    case "rewind":
+      return `${result.machine}: running as of ${short(result.capsule)} after ${duration(result.to_running_ms)}; tag of the state before: ${result.tag}`;
     case "resume":
     case "clone":
       return `${result.machines.join(", ")}: running after ${duration(result.to_running_ms)}`;

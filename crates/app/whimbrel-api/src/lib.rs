@@ -54,8 +54,8 @@ pub use lineage::{
 pub use machine::{
     BalloonRequest, BalloonTarget, CheckpointRequest, CloneNetwork, CloneRequest, CloudInit, DiskInfo,
     DiskSource, HandoverDecision, MachineInfo, MachineState, MigrateMode, MigrateRequest, MoveNetwork,
-    NicInfo, NicRequest, ResolveRequest, ResumeMode, ResumeRequest, RunRequest, StopMode, StopRequest,
-    SuspendRequest, TunnelInfo, Uploads,
+    NicInfo, NicRequest, ResolveRequest, ResumeMode, ResumeRequest, RewindRequest, RunRequest, StopMode,
+    StopRequest, SuspendRequest, TunnelInfo, Uploads,
 };
 pub use migration::{DowntimeInfo, MigrationEnd, MigrationId, MigrationRecord, RoundsEnd};
 pub use network::{

@@ -386,6 +386,14 @@ pub struct SuspendRequest {
     pub balloon: BalloonTarget,
 }
 
+/// Body of `POST /v1/machines/{name}/rewind`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RewindRequest {
+    /// Capsule that the machine goes back to: an earlier one of this machine, or one that it comes from.
+    pub capsule: CapsuleRef,
+}
+
 /// Network of a machine after a migration or a resume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]

@@ -55,6 +55,8 @@ pub enum OperationKind {
     Checkpoint,
     /// Takes a capsule of a machine and ends the machine.
     Suspend,
+    /// Takes a machine back to an earlier capsule.
+    Rewind,
     /// Creates a machine from a capsule.
     Resume,
     /// Creates several machines from a capsule.
@@ -182,6 +184,23 @@ pub enum OperationResult {
     Checkpoint(CaptureReport),
     /// Capsule that was taken of a machine that was ended.
     Suspend(CaptureReport),
+    /// Machine that was taken back to an earlier capsule.
+    Rewind {
+        /// Name of the machine.
+        #[schema(value_type = String)]
+        machine: MachineName,
+        /// Capsule that the machine was taken back to.
+        #[schema(value_type = String)]
+        capsule: CapsuleId,
+        /// Capsule of the machine as it was before.
+        #[schema(value_type = String)]
+        before: CapsuleId,
+        /// Tag of the capsule `before`, which keeps it.
+        #[schema(value_type = String)]
+        tag: RefName,
+        /// Time from the request until its CPUs ran.
+        to_running_ms: f64,
+    },
     /// Machine that was resumed.
     Resume {
         /// Name of the machine, in a list as for clones.

@@ -26,6 +26,7 @@ paths! {
     MACHINE_BALLOON = "/v1/machines/{name}/balloon";
     MACHINE_CHECKPOINT = "/v1/machines/{name}/checkpoint";
     MACHINE_SUSPEND = "/v1/machines/{name}/suspend";
+    MACHINE_REWIND = "/v1/machines/{name}/rewind";
     MACHINE_MIGRATE = "/v1/machines/{name}/migrate";
     MACHINE_RESOLVE = "/v1/machines/{name}/resolve";
     MACHINE_PROTECT = "/v1/machines/{name}/protect";

@@ -98,6 +98,8 @@ calls! {
     POST balloon(name: &MachineName) [request: &BalloonRequest] -> MachineInfo: routes::path(MACHINE_BALLOON, name);
     /// Starts a checkpoint: a capsule of a machine that continues to run.
     POST checkpoint(name: &MachineName) [request: &CheckpointRequest] -> Operation: routes::path(MACHINE_CHECKPOINT, name);
+    /// Starts to take a machine back to an earlier capsule.
+    POST rewind(name: &MachineName) [request: &RewindRequest] -> Operation: routes::path(MACHINE_REWIND, name);
     /// Starts to suspend a machine: a capsule, then the machine is ended.
     POST suspend(name: &MachineName) [request: &SuspendRequest] -> Operation: routes::path(MACHINE_SUSPEND, name);
     /// Starts the migration of a machine to another host.

@@ -16,7 +16,7 @@ const GROUPS: [(&str, &str); 10] = [
     ),
     (
         "Capsules",
-        "checkpoint suspend resume clone derive ls show log diff tag untag promote outdated export import image",
+        "checkpoint suspend resume rewind clone derive ls show log diff tag untag promote outdated export import image",
     ),
     ("Moving", "migrate evacuate resolve push pull migrations"),
     ("Protection", "protect unprotect failover"),
@@ -177,6 +177,7 @@ calls! {
     Balloon(balloon::Args),
     Checkpoint(checkpoint::Args),
     Suspend(suspend::Args),
+    Rewind(rewind::Args),
     Resume(resume::Args),
     Clone(clone::Args),
     Derive(derive::Args),

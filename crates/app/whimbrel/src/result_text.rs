@@ -14,6 +14,12 @@ pub(crate) fn describe(result: &OperationResult) -> String {
         OperationResult::Suspend(report) => {
             capture(report, &format!("continue with `whimbrel resume {}`", report.capsule.short()))
         }
+        OperationResult::Rewind { machine, capsule, tag, to_running_ms, .. } => format!(
+            "{machine} runs as it was at {} after {}; `whimbrel rewind {machine} {tag}` goes back to the state \
+             before\n",
+            capsule.short(),
+            milliseconds(*to_running_ms)
+        ),
         OperationResult::Resume { machines, to_running_ms } => {
             format!("{} runs after {}\n", names(machines), milliseconds(*to_running_ms))
         }

@@ -14,3 +14,4 @@ pub(crate) mod promote;
 mod queries;
 mod repair;
 pub(crate) mod resume;
+mod rewind;

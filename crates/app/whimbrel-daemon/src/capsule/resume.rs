@@ -105,6 +105,20 @@ impl Daemon {
         }))
     }
 
+    /// Resumes a machine that is suspended here from any of its capsules.
+    pub(super) fn resume_suspended(
+        self: &Arc<Self>,
+        name: &MachineName,
+        (capsule, manifest): (CapsuleId, &Manifest),
+        reporter: &ProgressReporter,
+    ) -> Result<(), DaemonError> {
+        let (kind, mode, network) = (Kind::Same, ResumeMode::Lazy, CloneNetwork::Same);
+        let tunnel = self.tunnel_of(None, manifest, (capsule, kind))?;
+        let name = name.clone();
+        let plan = Plan { capsule, manifest, name, mode, fetch_rest: false, network, tunnel, kind };
+        self.make_machine(&plan, reporter)
+    }
+
     /// Makes several machines from a capsule, each with an identity and disks of its own.
     pub(crate) fn clone_machines(self: &Arc<Self>, request: CloneRequest) -> Result<Operation, DaemonError> {
         let (host, subject) = (self.clone(), request.capsule.to_string());

@@ -8,7 +8,7 @@ use std::{
 };
 use whimbrel_api::{ApiError, ErrorCode};
 use whimbrel_capture::CaptureError;
-use whimbrel_core::{ByteSize, HostName, MachineName};
+use whimbrel_core::{ByteSize, CapsuleId, HostName, MachineName};
 use whimbrel_migrate::{MigrateError, compatibility::Incompatibility, link::LinkError};
 use whimbrel_pool::client::PoolError;
 use whimbrel_protect::PrimaryError;
@@ -26,6 +26,8 @@ pub enum DaemonError {
     NotFound { what: &'static str, name: String },
     #[error("the name {name} is taken")]
     NameTaken { name: MachineName },
+    #[error("{} is not an earlier state of {name}", capsule.short())]
+    NotItsPast { name: MachineName, capsule: CapsuleId },
     #[error("the record of {name} cannot be read: {reason}")]
     UnreadableRecord { name: MachineName, reason: String },
     #[error("{name} is busy with {with}")]
@@ -151,7 +153,7 @@ impl DaemonError {
             | Self::State { .. }
             | Self::AlreadyServed { .. }
             | Self::StillRunning { .. } => ErrorCode::Busy,
-            Self::Invalid { .. } => ErrorCode::Invalid,
+            Self::Invalid { .. } | Self::NotItsPast { .. } => ErrorCode::Invalid,
             Self::NotTmpfs { .. } | Self::Network { .. } => ErrorCode::Unsupported,
             Self::Certificate { source } => chain_code(source),
             Self::NotPrivate { source: PrivateDirError::Io { source, .. } } => io_code(source),
@@ -236,6 +238,10 @@ impl DaemonError {
             Self::NameTaken { name } => {
                 format!("choose another name, or end the machine with `whimbrel stop {name}`")
             }
+            Self::NotItsPast { name, capsule } => format!(
+                "`whimbrel log {name}` lists its states; `whimbrel resume {} --name NAME` runs this one beside it",
+                capsule.short()
+            ),
             Self::UnreadableRecord { name, .. } => format!(
                 "restore its machine.json and restart the daemon, or delete what is left of it with `whimbrel delete --unreadable {name}`"
             ),

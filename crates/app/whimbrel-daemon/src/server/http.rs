@@ -149,6 +149,7 @@ fn machine_routes(calls: Calls) -> Calls {
         Settings (name: MachineName) (request: SettingsRequest) => move |host| host.change_settings(&name, &request);
         Balloon (name: MachineName) (request: BalloonRequest) => move |host| host.balloon(&name, request.size);
         Checkpoint (name: MachineName) (request: CheckpointRequest) => move |host| host.checkpoint(&name, request);
+        Rewind (name: MachineName) (request: RewindRequest) => move |host| host.rewind(&name, &request);
         Suspend (name: MachineName) (request: SuspendRequest) => move |host| host.suspend(&name, request);
         Migrate (name: MachineName) (request: MigrateRequest) => move |host| host.migrate(&name, request);
         Protect (name: MachineName) (request: ProtectRequest) => move |host| host.protect(&name, request);

@@ -311,6 +311,30 @@ Examples:
         }
     }
 
+    rewind {
+        /// Take a machine back to an earlier capsule and keep its present state
+        ///
+        /// The machine is suspended first. Its present state is kept as a capsule with a tag of its own, so
+        /// a rewind can be undone. If the earlier state cannot be resumed, the machine goes on as it was.
+        /// `whimbrel log NAME` lists its capsules. Connections of the guest to the outside may break.
+        "\
+Examples:
+  whimbrel checkpoint web --tag before-upgrade && whimbrel ssh web 'apt-get -y full-upgrade'
+  whimbrel rewind web before-upgrade     the upgrade never happened
+  whimbrel log web                       which states there are
+  whimbrel rewind web web@-5m            five minutes ago (see `protect --snapshots`)";
+        {
+            /// Name of the machine
+            name: MachineName,
+            /// Tag or id of one of its capsules, or NAME@-AGE
+            capsule: CapsuleRef,
+        };
+        |args, context| {
+            let request = RewindRequest { capsule: args.capsule };
+            operation::perform(context, context.client.rewind(&args.name, &request)).await
+        }
+    }
+
     tag {
         /// Give a capsule a tag; an existing tag moves
         ///

@@ -104,6 +104,7 @@ endpoints! {
     Console = GET MACHINE_CONSOLE: Operator Objects, "console";
     DirtyTrace = POST MACHINE_WWS: Operator Objects, "dirty-rate";
     Checkpoint = POST MACHINE_CHECKPOINT: Operator Objects, "checkpoint";
+    Rewind = POST MACHINE_REWIND: Operator Objects, "rewind";
     Suspend = POST MACHINE_SUSPEND: Operator Objects, "suspend";
     Migrate = POST MACHINE_MIGRATE: Operator Objects, "migrate";
     Protect = POST MACHINE_PROTECT: Operator Objects, "protect";

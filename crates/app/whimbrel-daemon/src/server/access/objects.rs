@@ -68,6 +68,7 @@ named! {
     };
     CheckpointRequest: |it| it.tag.iter().cloned().map(NewTag).collect();
     SuspendRequest: |it| it.tag.iter().cloned().map(NewTag).collect();
+    RewindRequest: |it| vec![Capsule(it.capsule.clone())];
     TagRequest: |it| vec![Capsule(it.capsule.clone())];
     ExportRequest: |it| vec![Capsule(it.capsule.clone()), File(it.path.clone())];
     ImportRequest: |it| vec![NewTag(it.name.clone()), File(it.path.clone())];
@@ -234,12 +235,15 @@ impl Asker {
     ) -> Result<(), ApiError> {
         use OperationKind as Kind;
         match kind {
-            Kind::Checkpoint | Kind::Suspend | Kind::Migrate | Kind::Protect | Kind::Failover => {
-                match subject.parse() {
-                    Ok(machine) => self.may(Object::Machine(&machine)),
-                    Err(_) => self.may(Object::Everything),
-                }
-            }
+            Kind::Checkpoint
+            | Kind::Suspend
+            | Kind::Rewind
+            | Kind::Migrate
+            | Kind::Protect
+            | Kind::Failover => match subject.parse() {
+                Ok(machine) => self.may(Object::Machine(&machine)),
+                Err(_) => self.may(Object::Everything),
+            },
             Kind::Resume | Kind::Clone | Kind::Export | Kind::Pull | Kind::Push => match subject.parse() {
                 // The capsule may have gone, or be elsewhere.
                 Ok(capsule) => self.judge_capsule(host, &capsule).or_else(|_| self.judge_name(&capsule)),

@@ -38,7 +38,7 @@ const DOCUMENTED: [(&str, &str); 3] = [
         "POST /v1/machines, DELETE /v1/machines/{name}, POST /v1/machines/{name}/start, \
          POST /v1/machines/{name}/stop, POST /v1/machines/{name}/pause, POST /v1/machines/{name}/unpause, \
          POST /v1/machines/{name}/balloon, POST /v1/machines/{name}/settings, GET /v1/machines/{name}/console, POST /v1/machines/{name}/wws, \
-         POST /v1/machines/{name}/checkpoint, POST /v1/machines/{name}/suspend, \
+         POST /v1/machines/{name}/checkpoint, POST /v1/machines/{name}/suspend, POST /v1/machines/{name}/rewind, \
          POST /v1/machines/{name}/migrate, POST /v1/machines/{name}/protect, \
          DELETE /v1/machines/{name}/protect, POST /v1/machines/{name}/failover, POST /v1/resume, \
          POST /v1/clone, POST /v1/derive, POST /v1/promote, PUT /v1/tags/{tag}, \
@@ -73,6 +73,7 @@ fn body(call: &str) -> Value {
         "POST /v1/machines/{name}/balloon" => json!({"size": 1}),
         "POST /v1/machines/{name}/wws" => json!({"interval_ms": 100, "duration_ms": 100}),
         "POST /v1/machines/{name}/migrate" | "POST /v1/machines/{name}/protect" => json!({"host": "beta"}),
+        "POST /v1/machines/{name}/rewind" => json!({"capsule": "web"}),
         "POST /v1/resume" => json!({"capsule": "web", "name": "web"}),
         "POST /v1/clone" => json!({"capsule": "web", "count": 2, "prefix": "web"}),
         "POST /v1/derive" => json!({"capsule": "web", "name": "web"}),

@@ -1,0 +1,52 @@
+//! A machine goes back to an earlier state, and forward again.
+
+use whimbrel_e2e::{Cluster, Guest, HostProcess, PATIENCE, console};
+use whimbrel_testkit::guest::{CheckResult, Identity, assert_same_life};
+
+fn checked(host: &HostProcess) -> Identity {
+    let found = console(host, "web").check().expect("an answer");
+    let whole = matches!((found.ram, found.disk), (CheckResult::Good(_), CheckResult::Good(_)));
+    assert!(whole, "memory or disk is not of one moment: {found:?}");
+    found
+}
+
+#[test]
+fn a_machine_goes_back_to_an_earlier_state_and_its_present_one_is_not_lost() {
+    let cluster = Cluster::start(&["alpha"]);
+    let alpha = cluster.host("alpha");
+    Guest { address: None, ..Guest::small("web") }.run(&cluster, alpha);
+    let mut guest = console(alpha, "web");
+    guest.wait_ready(PATIENCE).expect("a guest that is up");
+    guest.write(50).expect("a first life");
+    drop(guest);
+    alpha.run(&["set", "web", "--note", "the shop"]);
+    let early = checked(alpha);
+    alpha.run(&["checkpoint", "web", "--tag", "early"]);
+    console(alpha, "web").write(50).expect("a disk that takes writes");
+    let late = checked(alpha);
+    assert_ne!(early.disk, late.disk);
+
+    let rewound = alpha.json(&["rewind", "web", "early"])["result"].clone();
+    let again = checked(alpha);
+    assert_same_life(&early, &again);
+    assert_eq!(again.disk, early.disk, "the disk went back with the memory");
+    assert_ne!(again.genid, late.genid, "the guest can tell that it has been here before");
+    assert_eq!(alpha.json(&["inspect", "web"])["settings"]["note"], "the shop");
+
+    let before = rewound["tag"].as_str().expect("a tag of the state before");
+    alpha.run(&["gc"]);
+    alpha.run(&["rewind", "web", before]);
+    let forward = checked(alpha);
+    assert_same_life(&late, &forward);
+    assert_eq!(forward.disk, late.disk);
+
+    // Suspended, it goes back as well. A state of another machine is no past of this one.
+    alpha.run(&["suspend", "web"]);
+    alpha.run(&["rewind", "web", "early"]);
+    assert_same_life(&early, &checked(alpha));
+    alpha.run(&["resume", before, "--name", "other"]);
+    alpha.run(&["checkpoint", "other", "--tag", "others"]);
+    let refusal = alpha.refuse(&["rewind", "web", "others"]);
+    assert!(refusal.code == 2 && refusal.text.contains("earlier state of web"), "{refusal:?}");
+    assert_same_life(&early, &checked(alpha));
+}
