@@ -10,7 +10,7 @@ use crate::{
         entry::MachineLock,
         record::{Phase, Record},
     },
-    running::{CaptureBreaks, NetworkPort, PausableMachine, RunningMachine, remove_overlays},
+    running::{CaptureBreaks, CapturedArrays, NetworkPort, PausableMachine, RunningMachine, remove_overlays},
 };
 use std::{collections::BTreeMap, time::Instant};
 use whimbrel_alignment::PageAlignment;
@@ -39,25 +39,6 @@ impl CheckpointOptions {
     /// Memory and all disks, without a tag.
     pub(crate) fn without_tag(balloon: BalloonTarget) -> Self {
         Self { tag: None, labels: BTreeMap::new(), balloon, arrays: CapturedArrays::All }
-    }
-}
-
-/// The arrays of a machine that go into a capsule.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum CapturedArrays {
-    /// Memory and disks: a capsule that can be resumed.
-    All,
-    /// Disks only: a disk-only capsule, from which a machine boots.
-    Disks,
-}
-
-impl CapturedArrays {
-    fn of(self, ledgers: &mut [DirtyLog]) -> &mut [DirtyLog] {
-        match self {
-            Self::All => ledgers,
-            // Memory is the first array.
-            Self::Disks => ledgers.get_mut(1..).unwrap_or_default(),
-        }
     }
 }
 
@@ -143,7 +124,7 @@ impl Daemon {
         }
         turn.running.take().into_iter().for_each(RunningMachine::end);
         // The capsule has the disks; the overlays are no longer needed.
-        remove_overlays(&self.directories, &self.directories.machine(&turn.record.name));
+        remove_overlays(&self.directories.live_bitmaps(), &self.directories.machine(&turn.record.name));
         Ok(())
     }
 
@@ -180,7 +161,7 @@ impl Daemon {
         let finish = if was_paused { AfterCapture::StayPaused } else { finish };
         let stored_before = self.stored_bytes();
         let writer = self.store.writer().map_err(refs::store_error("begin to write"))?;
-        live.align_disks(self, record)?;
+        live.align_disks(|index, disk| self.alignment_for(record, index, disk))?;
         let ledgers = wanted.arrays.of(&mut live.dirty_logs);
         attach_consumer(ledgers, &mut live.bases)?;
         let cuts = |name: &str| live.disks.iter().find(|disk| disk.name() == name)?.alignment().cloned();

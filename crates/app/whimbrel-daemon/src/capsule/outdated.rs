@@ -5,6 +5,7 @@
 //! user has to examine the pages that both sides changed in different ways; files are not known here.
 
 use crate::{
+    capsule::disk_alignment::image_pages,
     capsule::graph::{CapsuleGraph, closure},
     core::state::Core,
     core::{error::DaemonError, refs},
@@ -13,7 +14,7 @@ use crate::{
         entry::{Machine, MachineLock},
         record::{DiskBase, Phase},
     },
-    running::{StoppedDisk, disk_alignment::image_pages},
+    running::StoppedDisk,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use whimbrel_api::{CapsuleRef, DiskRebase, OutdatedChild, OutdatedReport, RefVersion};
@@ -173,8 +174,9 @@ impl Core {
             return Ok(disk.allocated_pages());
         }
         let (record, size) = (&turn.record, turn.record.config.disks[index].size.0);
-        let at = (&self.directories, &self.store);
-        Ok(StoppedDisk::open(at, &record.name, (index, size), &record.bases[index])?.allocated_pages())
+        let places = self.directories.machine_places(&record.name);
+        let at = (&places, &self.store);
+        Ok(StoppedDisk::open(at, (index, size), &record.bases[index])?.allocated_pages())
     }
 }
 

@@ -22,7 +22,10 @@
 //! Files under DATA survive a reboot; files under RUN survive the daemon. Both belong to the user of the
 //! daemon alone: mode 0700, and in no place where another user could put a directory of their own instead.
 
-use crate::core::error::DaemonError;
+use crate::{
+    core::error::DaemonError,
+    running::{MachinePlaces, QemuPlaces},
+};
 use std::{
     fs,
     os::unix::fs::DirBuilderExt,
@@ -91,6 +94,21 @@ impl Directories {
     /// Prefetch list of a capsule, from its last resume here.
     pub(crate) fn prefetch_list(&self, capsule: &CapsuleId) -> PathBuf {
         self.prefetch_lists().join(capsule.to_string())
+    }
+
+    /// Folders in which a QEMU starts.
+    pub(crate) fn qemu_places(&self) -> QemuPlaces {
+        QemuPlaces { runtime_dirs: self.runtime_dirs(), boot_files: self.boot_dir() }
+    }
+
+    /// Folders of a machine.
+    pub(crate) fn machine_places(&self, name: &MachineName) -> MachinePlaces {
+        MachinePlaces {
+            qemu: self.qemu_places(),
+            folder: self.machine(name),
+            live_bitmaps: self.live_bitmaps(),
+            console_log: self.console_log(name),
+        }
     }
 
     pub(crate) fn runtime_dir(&self, id: &str) -> PathBuf {

@@ -1,6 +1,6 @@
 //! Errors of the daemon: each has a stable code, a chain of causes and a hint for the user.
 
-use crate::{image::FetchError, peers::ssh::SshError};
+use crate::{image::FetchError, peers::ssh::SshError, running::RunningError};
 use std::{
     error::Error,
     io,
@@ -126,6 +126,20 @@ pub enum DaemonError {
     Thread { source: io::Error },
     #[error("a bug in the daemon stopped the operation")]
     Panicked,
+}
+
+impl From<RunningError> for DaemonError {
+    fn from(error: RunningError) -> Self {
+        match error {
+            RunningError::Io { action, path, source } => Self::Io { action, path, source },
+            RunningError::Qemu { action, source } => Self::Qemu { action, source },
+            RunningError::Memory { source } => Self::Memory { source },
+            RunningError::Disk { disk, source } => Self::Disk { disk, source },
+            RunningError::Port { port, source } => Self::Port { port, source },
+            RunningError::Store { action, source } => crate::core::refs::store_error(action)(source),
+            RunningError::StillRunning { seconds } => Self::StillRunning { seconds },
+        }
+    }
 }
 
 impl DaemonError {

@@ -5,7 +5,7 @@
 //! find no host.
 
 use super::plan::SpareCapacity;
-use crate::{core::error::DaemonError, daemon::Daemon, machine::reservations::Reservations};
+use crate::{core::error::DaemonError, daemon::Daemon, running::Reservations};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, path::Path, sync::Arc};

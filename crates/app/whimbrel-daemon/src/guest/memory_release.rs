@@ -5,12 +5,11 @@
 //! the machine's memory here, and gives it back. Holes are not copied and stay holes until the guest uses
 //! them again, here or there. Without the agent the balloon alone makes the guest drop caches, more slowly.
 
-use super::agent::AgentCommands;
 use crate::{
     core::state::Core,
     core::{error::DaemonError, operations::ProgressReporter},
     machine::record::Record,
-    running::RunningMachine,
+    running::{AgentCommands, RunningMachine},
 };
 use std::{os::unix::fs::MetadataExt as _, time::Duration};
 use whimbrel_api::{BalloonTarget, Unit};

@@ -5,10 +5,10 @@
 //! little more, until nothing is left to do. What was done ends with the pause (the CPUs), with the migration
 //! however it ends, and with this process; in the guest it ends with the hello of the new host.
 
-use super::agent::{AgentCommands, AgentError, spawn};
+use super::spawn;
 use crate::{
     core::{error::DaemonError, operations::ProgressReporter},
-    running::RunningMachine,
+    running::{AgentCommands, AgentError, RunningMachine},
 };
 use std::{
     sync::mpsc::{self, RecvTimeoutError, Sender},

@@ -20,11 +20,6 @@ use whimbrel_net::{Gates, Port};
 const ARRIVALS_MAX: usize = 1024;
 const ARRIVAL_AGE_MAX: Duration = Duration::from_secs(60);
 
-/// Buffers frames for a machine that is about to be paused.
-pub(crate) fn start_buffering(ports: &[NetworkPort]) {
-    ports.iter().for_each(|port| port.port_ref().buffer_late_frames());
-}
-
 /// Delivers the buffered frames to a machine that runs on here.
 pub(crate) fn deliver_locally(ports: &[NetworkPort]) {
     ports.iter().for_each(|port| port.port_ref().deliver_late_frames());

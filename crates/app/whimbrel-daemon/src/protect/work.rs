@@ -5,11 +5,11 @@
 
 use super::primary::handle::{ProtectionCommand, ProtectionHandle};
 use crate::{
-    capsule::checkpoint::{CapturedArrays, CheckpointOptions},
+    capsule::checkpoint::CheckpointOptions,
     core::{error::DaemonError, operations::ProgressReporter},
     daemon::Daemon,
     machine::{entry::Machine, record::Record},
-    running::{CaptureBreaks, RunningMachine},
+    running::{CaptureBreaks, CapturedArrays, RunningMachine},
 };
 use std::{
     sync::{Arc, mpsc},

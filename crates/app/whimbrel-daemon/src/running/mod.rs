@@ -2,49 +2,60 @@
 //!
 //! All constructors end in a paused machine: [`RunningMachine::boot`] for a new one,
 //! [`RunningMachine::restore`] for a capsule, [`RunningMachine::create_incoming`] for one from another host,
-//! [`RunningMachine::adopt`] for one of an earlier daemon. Then [`RunningMachine::start`] runs it. Dropping
-//! it leaves QEMU running for the next daemon; [`RunningMachine::end`] ends QEMU.
+//! [`RunningMachine::adopt`] for one of an earlier process. Then [`RunningMachine::start`] runs it. Dropping
+//! it leaves QEMU running for the next process; [`RunningMachine::end`] ends QEMU.
 
-pub(crate) mod balloon;
-pub(crate) mod builder;
+mod balloon;
+mod builder;
+mod capsule_images;
 mod capture_breaks;
-pub(crate) mod cloud_init;
-pub(crate) mod console;
 mod creation;
-pub(crate) mod disk;
-pub(crate) mod disk_alignment;
+mod disk;
 #[cfg(test)]
 mod disk_tests;
-pub(crate) mod memory;
+mod error;
+mod failpoint;
+mod guest_agent;
+mod memory;
 mod memory_template;
-pub(crate) mod missing_pages;
+mod missing_pages;
 mod network_port;
 mod pausable;
+mod places;
+mod prestarted;
+mod record;
 mod remote_disk;
+mod reservations;
+pub(crate) mod runtime_dir;
+mod setup;
 mod stored_images;
 mod traffic;
+mod tunnel;
 
-pub(crate) use builder::{LaunchOptions, launch};
+pub(crate) use balloon::BalloonGoal;
+pub(crate) use builder::LaunchOptions;
+pub(crate) use capsule_images::{CapsuleImages, is_partial};
 pub(crate) use capture_breaks::CaptureBreaks;
-pub(crate) use console::{ConsoleView, SerialStream};
 pub(crate) use disk::{Overlay, RunningDisk, StoppedDisk, remove_overlays};
+pub(crate) use error::RunningError;
+pub(crate) use failpoint::Failpoint;
+pub(crate) use guest_agent::{AgentCommands, AgentError, ArrivalKind, GuestAgent, GuestRequests};
 pub(crate) use memory::{PagerView, RunningMemory};
-pub(crate) use memory_template::{Template, TemplateKey as TemplateContent, Templates};
+pub(crate) use memory_template::{Template, TemplateKey, Templates};
 use missing_pages::BackgroundFetch;
 pub(crate) use network_port::{NetworkPort, PortTarget};
 pub(crate) use pausable::PausableMachine;
+pub(crate) use places::{MachinePlaces, QemuPlaces};
+pub(crate) use prestarted::PrestartedQemu;
+pub(crate) use record::{DiskBase, ProcessRecord, RamFile};
 use remote_disk::{RemoteDisk, Stall};
+pub(crate) use reservations::{Reservation, Reservations};
+use runtime_dir::{RuntimeDir, RuntimeMark};
+pub(crate) use setup::MachineSetup;
+pub(crate) use stored_images::CapturedArrays;
 pub(crate) use traffic::TrafficView;
+pub(crate) use tunnel::{ConnectTunnel, Tunnel, TunnelView};
 
-use crate::{
-    core::error::DaemonError,
-    guest::GuestAgent,
-    machine::{
-        record::{ProcessRecord, RamFile},
-        runtime_dir::{RuntimeDir, RuntimeMark},
-    },
-    network::tunnel::AwayEnd,
-};
 use std::{
     collections::BTreeMap,
     path::PathBuf,
@@ -64,7 +75,7 @@ pub(crate) struct RunningMachine {
     pub(crate) disks: Vec<RunningDisk>,
     pub(crate) ports: Vec<NetworkPort>,
     /// Tunnel to its network, if that is on another host.
-    pub(crate) away: Option<AwayEnd>,
+    pub(crate) away: Option<Box<dyn Tunnel>>,
     /// Memory first, then the disks in order.
     pub(crate) dirty_logs: Vec<DirtyLog>,
     /// Observer of its memory writes.
@@ -91,23 +102,24 @@ pub(crate) struct RunningMachine {
 
 impl RunningMachine {
     /// Marks an incoming machine as complete, for a later daemon.
-    pub(crate) fn mark_complete(&self) -> Result<(), DaemonError> {
+    pub(crate) fn mark_complete(&self) -> Result<(), RunningError> {
         self.runtime_dir.mark(RuntimeMark::Complete, true)
     }
 
     /// Has QEMU read the early part of the device state that will be loaded.
-    pub(crate) fn load_early_state(&mut self, ahead: &[u8]) -> Result<(), DaemonError> {
-        self.qemu.expect_state(ahead).map_err(|source| DaemonError::Qemu {
+    pub(crate) fn load_early_state(&mut self, ahead: &[u8]) -> Result<(), RunningError> {
+        self.qemu.expect_state(ahead).map_err(|source| RunningError::Qemu {
             action: "load the beginning of the device state",
             source: source.into(),
         })
     }
 
     /// Loads the device state into a machine that waits for it.
-    pub(crate) fn load(&mut self, device_state: &[u8], identity: VmIdentity) -> Result<(), DaemonError> {
-        self.qemu
-            .load_to_run(device_state, identity)
-            .map_err(|source| DaemonError::Qemu { action: "load the device state", source: source.into() })?;
+    pub(crate) fn load(&mut self, device_state: &[u8], identity: VmIdentity) -> Result<(), RunningError> {
+        self.qemu.load_to_run(device_state, identity).map_err(|source| RunningError::Qemu {
+            action: "load the device state",
+            source: source.into(),
+        })?;
         match self.runtime_dir.ram_file() {
             RamFile::Own => Ok(()),
             RamFile::Template => self.runtime_dir.save_loaded_state(device_state),
@@ -115,7 +127,7 @@ impl RunningMachine {
     }
 
     /// Opens the network ports and runs the CPUs.
-    pub(crate) fn start(&mut self) -> Result<(), DaemonError> {
+    pub(crate) fn start(&mut self) -> Result<(), RunningError> {
         self.open_ports();
         self.set_paused(false)
     }
@@ -123,30 +135,30 @@ impl RunningMachine {
     /// Lets frames pass, as this host runs the machine.
     pub(crate) fn open_ports(&self) {
         self.ports.iter().for_each(NetworkPort::open);
-        self.away.iter().for_each(AwayEnd::open);
+        self.away.iter().for_each(|tunnel| tunnel.open());
     }
 
-    /// The console, while it lives.
-    pub(crate) fn console(&self) -> std::sync::Weak<Console> {
-        Arc::downgrade(&self.console)
+    /// Its serial port.
+    pub(crate) fn console(&self) -> &Arc<Console> {
+        &self.console
     }
 
     pub(crate) fn is_paused(&self) -> bool {
         self.paused
     }
 
-    pub(crate) fn set_paused(&mut self, paused: bool) -> Result<(), DaemonError> {
+    pub(crate) fn set_paused(&mut self, paused: bool) -> Result<(), RunningError> {
         let done = if paused { self.qemu.pause() } else { self.qemu.unpause() };
         // A command that failed, as after a timeout, may be carried out all the same. This one waits for it.
         self.paused = match &done {
             Ok(()) => paused,
             Err(_) => self.qemu.status().map_or(self.paused || paused, |status| !status.running),
         };
-        done.map_err(|source| DaemonError::Qemu { action: "pause or unpause", source: source.into() })
+        done.map_err(|source| RunningError::Qemu { action: "pause or unpause", source: source.into() })
     }
 
     /// Pauses or unpauses for the user. The pause outlasts this daemon.
-    pub(crate) fn set_paused_by_user(&mut self, paused: bool) -> Result<(), DaemonError> {
+    pub(crate) fn set_paused_by_user(&mut self, paused: bool) -> Result<(), RunningError> {
         self.runtime_dir.mark(RuntimeMark::PausedByUser, paused)?;
         self.set_paused(paused)?;
         if !paused {
@@ -156,7 +168,7 @@ impl RunningMachine {
     }
 
     /// Keeps a machine paused that its user had paused on the source.
-    pub(crate) fn mark_paused_by_user(&self) -> Result<(), DaemonError> {
+    pub(crate) fn mark_paused_by_user(&self) -> Result<(), RunningError> {
         self.runtime_dir.mark(RuntimeMark::PausedByUser, true)
     }
 
@@ -173,10 +185,10 @@ impl RunningMachine {
     }
 
     /// Presses the power button and waits for the guest to shut down.
-    pub(crate) fn powerdown(&mut self, patience: Duration) -> Result<(), DaemonError> {
+    pub(crate) fn powerdown(&mut self, patience: Duration) -> Result<(), RunningError> {
         let events = self.qemu.events();
         let pressed = self.qemu.powerdown();
-        pressed.map_err(|source| DaemonError::Qemu {
+        pressed.map_err(|source| RunningError::Qemu {
             action: "press the power button",
             source: source.into(),
         })?;
@@ -185,7 +197,7 @@ impl RunningMachine {
             match events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(MachineEvent::Shutdown(_) | MachineEvent::Disconnected) => return Ok(()),
                 Ok(_) => {}
-                Err(_) => return Err(DaemonError::StillRunning { seconds: patience.as_secs() }),
+                Err(_) => return Err(RunningError::StillRunning { seconds: patience.as_secs() }),
             }
         }
     }
@@ -215,7 +227,7 @@ impl RunningMachine {
         &mut self,
         device_state: &[u8],
         taking: &Arc<PageFetcher>,
-    ) -> Result<(), DaemonError> {
+    ) -> Result<(), RunningError> {
         self.memory.fetch_on_demand(taking)?;
         let process = self.qemu.process().identity();
         let guard = missing_pages::LoadGuard::start(taking.clone(), process, self.qemu.dir());
@@ -225,14 +237,14 @@ impl RunningMachine {
     }
 
     /// Removes stale pages that have arrived, so that they are fetched again. The machine has not run.
-    pub(crate) fn discard_pages(&self, array: usize, pages: &PageSet) -> Result<(), DaemonError> {
+    pub(crate) fn discard_pages(&self, array: usize, pages: &PageSet) -> Result<(), RunningError> {
         let disk = array.checked_sub(1).and_then(|index| self.disks.get(index));
         for run in pages.runs() {
             match disk {
                 Some(disk) => disk.discard_pages(run)?,
                 None => {
                     let path = self.ram_path();
-                    self.memory.zero(run).map_err(|source| DaemonError::io("empty", &path, source))?;
+                    self.memory.zero(run).map_err(|source| RunningError::io("empty", &path, source))?;
                 }
             }
         }
@@ -268,10 +280,6 @@ impl RunningMachine {
 
     pub(crate) fn dirty_observer(&self) -> DirtyObserver {
         self.observer.clone()
-    }
-
-    pub(crate) fn console_view(&self) -> ConsoleView {
-        ConsoleView::new(self.console.clone())
     }
 
     /// Closes the network ports, tells QEMU to end, and ends waits for pages of other hosts. All that takes

@@ -1,6 +1,6 @@
 //! Network port of a running machine: closed until the machine runs, announced after a migration.
 
-use crate::{core::error::DaemonError, machine::runtime_dir::RuntimeDir};
+use super::{RunningError, runtime_dir::RuntimeDir};
 use std::sync::{Arc, Weak};
 use whimbrel_core::NicConfig;
 use whimbrel_net::{
@@ -31,12 +31,12 @@ impl NetworkPort {
         nic: &NicConfig,
         plug: PortTarget,
         filter: PortFilter,
-    ) -> Result<Self, DaemonError> {
+    ) -> Result<Self, RunningError> {
         let (world, line) = match (nic.bridge.clone(), plug) {
             (None, _) => (Uplink::Isolated, None),
             (bridge, PortTarget::Bridge) => (Uplink::Tap(TapConfig { name: TAP.to_owned(), bridge }), None),
             (Some(_), PortTarget::FramePipe) => {
-                let (near, far) = frame_pipe().map_err(|source| DaemonError::Port {
+                let (near, far) = frame_pipe().map_err(|source| RunningError::Port {
                     port: format!("net{index}"),
                     source: source.into(),
                 })?;
@@ -45,7 +45,7 @@ impl NetworkPort {
         };
         let stream_socket = slot.qemu_dir().join(format!("net{index}"));
         let port = Port::open(PortConfig { stream_socket, uplink: world, gates: Gates::BLOCKED, filter });
-        let failed = |source: whimbrel_net::NetError| DaemonError::Port {
+        let failed = |source: whimbrel_net::NetError| RunningError::Port {
             port: format!("net{index}"),
             source: source.into(),
         };

@@ -1,9 +1,10 @@
 //! Schedules and the daemon: what their work is in its terms, and the thread that runs what is due.
 
 use crate::{
-    capsule::checkpoint::{CapturedArrays, CheckpointOptions},
+    capsule::checkpoint::CheckpointOptions,
     core::{error::DaemonError, refs},
     daemon::Daemon,
+    running::CapturedArrays,
     schedule::ScheduledActions,
 };
 use std::{

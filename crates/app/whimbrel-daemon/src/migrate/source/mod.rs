@@ -181,7 +181,7 @@ impl Daemon {
         let (before, to) = (record.clone(), (&request.host, link));
         let inherited = prepared.seeding.as_ref().map(StandbySeeding::inherited_record);
         let mut handover = HandoverRecord::new(self, record, to, offer, inherited);
-        handover.away = live.away.as_ref();
+        handover.away = live.away.as_deref();
         let ports = &live.ports;
         let (qemu, disks) = (&mut live.qemu, &live.disks);
         let mut stoppable = DelayedPause {

@@ -112,9 +112,9 @@ impl PageArray for LostMemory {
 /// The arrays of a machine whose QEMU is gone: only the disks are left.
 fn remaining_arrays(host: &Daemon, record: &Record) -> Result<Vec<Box<dyn PageArray>>, DaemonError> {
     let mut arrays: Vec<Box<dyn PageArray>> = vec![Box::new(LostMemory(record.config.memory_pages()))];
+    let places = host.directories.machine_places(&record.name);
     for (index, (disk, base)) in record.config.disks.iter().zip(&record.bases).enumerate() {
-        let at = (&host.directories, &host.store);
-        arrays.push(StoppedDisk::open(at, &record.name, (index, disk.size.0), base)?.pages(None)?);
+        arrays.push(StoppedDisk::open((&places, &host.store), (index, disk.size.0), base)?.pages(None)?);
     }
     Ok(arrays)
 }

@@ -1,7 +1,7 @@
 //! Reserved space for incoming machines: what is reserved for one before anything of it is here.
 
 use super::incoming::host_capacity;
-use crate::{daemon::Daemon, machine::reservations::Reservation};
+use crate::{daemon::Daemon, running::Reservation};
 use whimbrel_core::ByteSize;
 use whimbrel_migrate::{
     compatibility::{self, Incompatibility},

@@ -72,7 +72,7 @@ impl Output {
     /// The output of a running machine.
     pub(in crate::protect) fn of(live: &RunningMachine) -> Self {
         let ports = live.ports.iter().map(NetworkPort::port).collect();
-        Self { ports, console: live.console() }
+        Self { ports, console: Arc::downgrade(live.console()) }
     }
 }
 

@@ -15,9 +15,8 @@ use crate::{
     machine::{
         entry::{Machine, MachineLock},
         record::Phase,
-        runtime_dir,
     },
-    running::RunningMachine,
+    running::{RunningMachine, runtime_dir},
 };
 use std::{
     sync::Arc,

@@ -3,11 +3,7 @@
 //! It exists before its QEMU and is removed after it. Its name is random, so one left by a crash is never
 //! taken for another machine's; `recovery` removes those that no machine owns.
 
-use crate::{
-    core::{directories::Directories, error::DaemonError},
-    machine::{record::RamFile, reservations::Reservation},
-    running::Template,
-};
+use super::{RamFile, Reservation, RunningError, Template};
 use rustix::fs::{Mode, OFlags};
 use std::{
     fs::{self, File},
@@ -82,28 +78,28 @@ struct ServedDisk {
 impl RuntimeDir {
     /// Creates a runtime directory whose disks read as zeros until they are set.
     pub(crate) fn create(
-        layout: &Directories,
+        runtime_dirs: &Path,
         config: &MachineConfig,
         memory: Reservation,
-    ) -> Result<Self, DaemonError> {
+    ) -> Result<Self, RunningError> {
         let number = rand::random::<u64>();
         let id = format!("{number:016x}");
-        let dir = layout.runtime_dir(&id);
+        let dir = runtime_dirs.join(&id);
         let made = fs::create_dir(&dir)
             .and_then(|()| MachineUser::of_random(number).make_dir(&dir.join(QEMU_DIR)))
-            .map_err(|source| DaemonError::io("create", &dir, source));
+            .map_err(|source| RunningError::io("create", &dir, source));
         made.and_then(|()| Self::serve(id, &dir, (config, memory), BeforeSet::Zeros))
             .inspect_err(|_| drop(fs::remove_dir_all(&dir)))
     }
 
     /// Opens the runtime directory of a live QEMU, whose disks wait until they are set.
     pub(crate) fn adopt(
-        layout: &Directories,
+        runtime_dirs: &Path,
         id: &str,
         config: &MachineConfig,
         memory: Reservation,
-    ) -> Result<Self, DaemonError> {
-        Self::serve(id.to_owned(), &layout.runtime_dir(id), (config, memory), BeforeSet::Wait)
+    ) -> Result<Self, RunningError> {
+        Self::serve(id.to_owned(), &runtime_dirs.join(id), (config, memory), BeforeSet::Wait)
     }
 
     fn serve(
@@ -111,10 +107,10 @@ impl RuntimeDir {
         dir: &Path,
         (config, memory): (&MachineConfig, Reservation),
         before: BeforeSet,
-    ) -> Result<Self, DaemonError> {
+    ) -> Result<Self, RunningError> {
         memory.taken_by(dir.join(RAM));
         let qemu_dir = qemu_dir(dir);
-        let user = MachineUser::of_dir(&qemu_dir).map_err(|e| DaemonError::io("examine", &qemu_dir, e))?;
+        let user = MachineUser::of_dir(&qemu_dir).map_err(|e| RunningError::io("examine", &qemu_dir, e))?;
         let serve = |(index, disk): (usize, &whimbrel_core::DiskConfig)| {
             let socket = qemu_dir.join(format!("disk{index}"));
             let switch = Arc::new(SwappableDevice::new(disk.size.0, before));
@@ -122,10 +118,10 @@ impl RuntimeDir {
                 user.map_or(Ok(()), |user| user.give(&socket))?;
                 whimbrel_nbd::serve(switch.clone(), listener, whimbrel_nbd::Options::default())
             });
-            let server = server.map_err(|source| DaemonError::io("serve a disk on", &socket, source))?;
+            let server = server.map_err(|source| RunningError::io("serve a disk on", &socket, source))?;
             Ok(ServedDisk { device: switch, _server: server, socket })
         };
-        let disks = config.disks.iter().enumerate().map(serve).collect::<Result<_, DaemonError>>()?;
+        let disks = config.disks.iter().enumerate().map(serve).collect::<Result<_, RunningError>>()?;
         Ok(Self { id, dir: dir.to_owned(), disks, template: None, _memory: memory })
     }
 
@@ -148,12 +144,12 @@ impl RuntimeDir {
 
     /// Creates the memory file, all holes, unless it is there as a link: to a template, or to the memory of a
     /// QEMU that could not load its state. QEMU would create it too, but not for its own user only.
-    pub(crate) fn create_ram(&self, size: ByteSize) -> Result<PathBuf, DaemonError> {
+    pub(crate) fn create_ram(&self, size: ByteSize) -> Result<PathBuf, RunningError> {
         let path = self.ram();
         if !path.exists() {
             let file = File::options().write(true).create_new(true).mode(0o600).open(&path);
             let made = file.and_then(|file| file.set_len(size.0));
-            made.map_err(|source| DaemonError::io("create", &path, source))?;
+            made.map_err(|source| RunningError::io("create", &path, source))?;
         }
         Ok(path)
     }
@@ -168,18 +164,18 @@ impl RuntimeDir {
     }
 
     /// Saves the device state that the QEMU was loaded with, for a later daemon.
-    pub(crate) fn save_loaded_state(&self, device_state: &[u8]) -> Result<(), DaemonError> {
+    pub(crate) fn save_loaded_state(&self, device_state: &[u8]) -> Result<(), RunningError> {
         let path = self.dir.join(LOADED_STATE);
-        fs::write(&path, device_state).map_err(|source| DaemonError::io("write", &path, source))
+        fs::write(&path, device_state).map_err(|source| RunningError::io("write", &path, source))
     }
 
-    pub(crate) fn loaded_state(&self) -> Result<Vec<u8>, DaemonError> {
+    pub(crate) fn loaded_state(&self) -> Result<Vec<u8>, RunningError> {
         let path = self.dir.join(LOADED_STATE);
-        fs::read(&path).map_err(|source| DaemonError::io("read", &path, source))
+        fs::read(&path).map_err(|source| RunningError::io("read", &path, source))
     }
 
     /// Sets or removes a mark.
-    pub(crate) fn mark(&self, mark: RuntimeMark, on: bool) -> Result<(), DaemonError> {
+    pub(crate) fn mark(&self, mark: RuntimeMark, on: bool) -> Result<(), RunningError> {
         let path = mark.path(&self.dir);
         let done = match on {
             true => File::create(&path).map(drop),
@@ -187,7 +183,7 @@ impl RuntimeDir {
         };
         match done {
             Err(error) if on || error.kind() != std::io::ErrorKind::NotFound => {
-                Err(DaemonError::io("write", &path, error))
+                Err(RunningError::io("write", &path, error))
             }
             _ => Ok(()),
         }
@@ -236,14 +232,14 @@ fn qemu_dir(slot: &Path) -> PathBuf {
 
 /// Removes every runtime directory that `is_owned` rejects and ends its QEMU: one that was prestarted, or was
 /// to become a machine, when its daemon died. It never ran.
-pub(crate) fn sweep(layout: &Directories, is_owned: impl Fn(&str) -> bool) -> Result<(), DaemonError> {
-    let dir = layout.runtime_dirs();
-    for entry in fs::read_dir(&dir).map_err(|source| DaemonError::io("read", &dir, source))?.flatten() {
+pub(crate) fn sweep(runtime_dirs: &Path, is_owned: impl Fn(&str) -> bool) -> Result<(), RunningError> {
+    let failed = |source| RunningError::io("read", runtime_dirs, source);
+    for entry in fs::read_dir(runtime_dirs).map_err(failed)?.flatten() {
         if !is_owned(&entry.file_name().to_string_lossy()) {
             let path = entry.path();
             end(&path);
             let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
-            removed.map_err(|source| DaemonError::io("remove", &path, source))?;
+            removed.map_err(|source| RunningError::io("remove", &path, source))?;
         }
     }
     Ok(())

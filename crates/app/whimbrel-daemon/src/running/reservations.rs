@@ -6,19 +6,14 @@
 //! its file has not taken, and ends when dropped. It is not stored: a new daemon reserves again for the
 //! machines that it adopts.
 
-use crate::{core::error::DaemonError, daemon::Daemon};
 use std::{
     collections::BTreeMap,
     io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
-    time::Duration,
 };
-use whimbrel_core::{ByteSize, lock};
-
-/// How long to wait for ended machines to free their memory, which happens at gigabytes a second.
-const CLEANUP_TIMEOUT: Duration = Duration::from_secs(10);
+use whimbrel_core::lock;
 
 /// Reservations on one file system.
 #[derive(Debug)]
@@ -117,31 +112,6 @@ impl Drop for Reservation {
     }
 }
 
-impl Daemon {
-    /// Reserves memory for a machine that is about to start here.
-    pub(crate) fn reserve_memory(&self, size: ByteSize) -> Result<Reservation, DaemonError> {
-        let folder = self.directories.runtime_dirs();
-        let reserve = || {
-            let reserved = self.memory.reserve(size.0);
-            reserved.map_err(|source| DaemonError::io("examine", &folder, source))
-        };
-        let reserved = match reserve()? {
-            Err(_) if self.make_room() => reserve()?,
-            reserved => reserved,
-        };
-        let full =
-            |spare| DaemonError::NoRoom { host: self.name.clone(), needed: size, spare: ByteSize(spare) };
-        reserved.map_err(full)
-    }
-
-    /// Ends prestarted QEMUs, and waits until machines that have left have freed their resources. Returns
-    /// whether there were any.
-    pub(crate) fn make_room(&self) -> bool {
-        let ended = self.prestarted.end_all();
-        self.cleanup.wait(CLEANUP_TIMEOUT) || ended
-    }
-}
-
 /// Bytes that a file takes, or all files below a folder.
 fn taken_bytes(path: &Path) -> u64 {
     match std::fs::metadata(path) {
@@ -162,27 +132,12 @@ fn free_bytes(folder: &Path) -> io::Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::sample;
     use proptest::prelude::*;
     use std::os::unix::fs::FileExt;
 
     /// Reserves on a file system of 100 bytes.
     fn reserve(of: &Arc<Reservations>, bytes: u64) -> Result<Reservation, u64> {
         of.reserve_of(bytes, || Ok(100)).unwrap()
-    }
-
-    #[test]
-    fn a_full_host_ends_what_it_can_do_without_and_then_says_what_is_left() {
-        let (host, _folders) = sample::daemon();
-        let all = host.memory.spare().unwrap();
-        let most = host.reserve_memory(ByteSize(all / 4 * 3)).unwrap();
-        let refused = host.reserve_memory(ByteSize(all / 2)).unwrap_err();
-        assert_eq!(refused.code(), whimbrel_api::ErrorCode::NoSpace);
-        assert!(refused.to_string().contains("alpha has"), "{refused}");
-        let spare = host.spare_capacity(&[]).unwrap().memory;
-        assert!(spare <= all / 3, "what other hosts are told: {spare} of {all}");
-        drop(most);
-        host.reserve_memory(ByteSize(all / 2)).unwrap();
     }
 
     #[test]
