@@ -19,7 +19,6 @@ use crate::{
     migrate::{source::pending_handovers::PendingHandovers, target::missing_pages::PageFetchers},
     network::{late_frames::RecentArrivals, managed::ManagedNetworks, tunnel::Tunnels},
     protect::Protections,
-    running::{Reservations, RunningError, RunningMachine},
     schedule::Schedules,
     server::{
         metrics::StoreSample,
@@ -44,6 +43,7 @@ use whimbrel_core::{
 use whimbrel_migrate::target::IncomingMigrations;
 use whimbrel_net::{Mac, PortFilter};
 use whimbrel_store::MasterKey;
+use whimbrel_vm::{Reservations, RunningError, RunningMachine};
 
 /// Default time for a guest to shut down.
 const POWERDOWN: Duration = Duration::from_secs(60);

@@ -5,7 +5,6 @@ use crate::{
     core::{error::DaemonError, refs},
     daemon::Daemon,
     machine::record::Record,
-    running::{self, CapsuleImages, PagerView},
 };
 use std::{
     sync::Arc,
@@ -15,6 +14,7 @@ use std::{
 use whimbrel_core::{CapsuleId, Digest};
 use whimbrel_image::{Manifest, PrefetchList};
 use whimbrel_store::{CapsuleWriter, StoredImage};
+use whimbrel_vm::{CapsuleImages, PagerView};
 
 /// Slightly longer than the pager records touched pages.
 const FIRST_SECONDS: Duration = Duration::from_millis(10_500);
@@ -51,7 +51,7 @@ impl Core {
 
     /// Whether objects of a capsule are missing here.
     pub(crate) fn is_partial(&self, capsule: &CapsuleId) -> bool {
-        running::is_partial(&self.store, capsule)
+        whimbrel_vm::is_partial(&self.store, capsule)
     }
 
     /// Fetches the pages on the prefetch list of a capsule in few large requests. A failure does no harm:

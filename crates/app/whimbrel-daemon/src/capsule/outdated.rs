@@ -14,12 +14,12 @@ use crate::{
         entry::{Machine, MachineLock},
         record::{DiskBase, Phase},
     },
-    running::StoppedDisk,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use whimbrel_api::{CapsuleRef, DiskRebase, OutdatedChild, OutdatedReport, RefVersion};
 use whimbrel_core::{CapsuleId, PageSet};
 use whimbrel_image::Manifest;
+use whimbrel_vm::StoppedDisk;
 
 /// Runs of conflicting pages that are reported for each disk.
 const RUNS_MAX: usize = 16;
@@ -174,8 +174,8 @@ impl Core {
             return Ok(disk.allocated_pages());
         }
         let (record, size) = (&turn.record, turn.record.config.disks[index].size.0);
-        let places = self.directories.machine_places(&record.name);
-        let at = (&places, &self.store);
+        let dirs = self.directories.machine_dirs(&record.name);
+        let at = (&dirs, &self.store);
         Ok(StoppedDisk::open(at, (index, size), &record.bases[index])?.allocated_pages())
     }
 }

@@ -10,7 +10,6 @@ use crate::{
     daemon::Daemon,
     machine::record::{Phase, Record},
     network::tunnel,
-    running::{RunningMachine, remove_overlays},
 };
 use std::{
     sync::Arc,
@@ -24,6 +23,7 @@ use whimbrel_core::{ByteSize, CapsuleId, MachineName};
 use whimbrel_image::Manifest;
 use whimbrel_migrate::protocol::HomeNetwork;
 use whimbrel_qemu::VmIdentity;
+use whimbrel_vm::{RunningMachine, remove_overlays};
 
 /// Most clones in one request.
 const CLONES_MAX: u32 = 1000;

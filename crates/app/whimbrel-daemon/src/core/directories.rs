@@ -22,16 +22,14 @@
 //! Files under DATA survive a reboot; files under RUN survive the daemon. Both belong to the user of the
 //! daemon alone: mode 0700, and in no place where another user could put a directory of their own instead.
 
-use crate::{
-    core::error::DaemonError,
-    running::{MachinePlaces, QemuPlaces},
-};
+use crate::core::error::DaemonError;
 use std::{
     fs,
     os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
 };
 use whimbrel_core::{CapsuleId, Digest, MachineName};
+use whimbrel_vm::{MachineDirs, QemuDirs};
 use whimbrel_wire::{atomic_file, private_dir};
 
 #[derive(Debug, Clone)]
@@ -97,14 +95,14 @@ impl Directories {
     }
 
     /// Folders in which a QEMU starts.
-    pub(crate) fn qemu_places(&self) -> QemuPlaces {
-        QemuPlaces { runtime_dirs: self.runtime_dirs(), boot_files: self.boot_dir() }
+    pub(crate) fn qemu_dirs(&self) -> QemuDirs {
+        QemuDirs { runtime_dirs: self.runtime_dirs(), boot_files: self.boot_dir() }
     }
 
     /// Folders of a machine.
-    pub(crate) fn machine_places(&self, name: &MachineName) -> MachinePlaces {
-        MachinePlaces {
-            qemu: self.qemu_places(),
+    pub(crate) fn machine_dirs(&self, name: &MachineName) -> MachineDirs {
+        MachineDirs {
+            qemu: self.qemu_dirs(),
             folder: self.machine(name),
             live_bitmaps: self.live_bitmaps(),
             console_log: self.console_log(name),

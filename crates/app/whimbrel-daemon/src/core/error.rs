@@ -1,6 +1,6 @@
 //! Errors of the daemon: each has a stable code, a chain of causes and a hint for the user.
 
-use crate::{image::FetchError, peers::ssh::SshError, running::RunningError};
+use crate::{image::FetchError, peers::ssh::SshError};
 use std::{
     error::Error,
     io,
@@ -14,6 +14,7 @@ use whimbrel_pool::client::PoolError;
 use whimbrel_protect::PrimaryError;
 use whimbrel_qemu::{ImageError, ImageFormat};
 use whimbrel_store::StoreError;
+use whimbrel_vm::RunningError;
 use whimbrel_wire::{private_dir::PrivateDirError, web_tls::WebTlsError};
 
 type Cause = Box<dyn Error + Send + Sync>;

@@ -9,12 +9,12 @@ use crate::{
     core::state::Core,
     core::{error::DaemonError, operations::ProgressReporter},
     machine::record::Record,
-    running::{AgentCommands, RunningMachine},
 };
 use std::{os::unix::fs::MetadataExt as _, time::Duration};
 use whimbrel_api::{BalloonTarget, Unit};
 use whimbrel_core::ByteSize;
 use whimbrel_guest_protocol::{Command, Report};
+use whimbrel_vm::{AgentCommands, RunningMachine};
 
 /// Time limit for dropping caches: a guest full of them takes a while.
 const DROP_TIMEOUT: Duration = Duration::from_secs(10);

@@ -10,12 +10,12 @@ use crate::{
     capsule::checkpoint::CheckpointOptions,
     core::{error::DaemonError, refs},
     daemon::Daemon,
-    running::{AgentCommands, GuestRequests},
 };
 use std::sync::{Arc, Weak};
 use whimbrel_api::{CheckpointRequest, Operation, OperationResult, OperationState, SelfService};
 use whimbrel_core::{HostName, MachineName, RefName, error_chain};
 use whimbrel_guest_protocol::{GuestRequest, RequestOutcome};
+use whimbrel_vm::{AgentCommands, GuestRequests};
 
 /// Carries out what the guest of one machine requests.
 pub(crate) struct GuestRequestHandler {

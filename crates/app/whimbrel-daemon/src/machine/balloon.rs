@@ -7,10 +7,10 @@
 use crate::{
     core::{error::DaemonError, operations::ProgressReporter, state::Core},
     machine::record::Record,
-    running::{BalloonGoal, RunningMachine},
 };
 use whimbrel_api::{BalloonTarget, Unit};
 use whimbrel_core::ByteSize;
+use whimbrel_vm::{BalloonGoal, RunningMachine};
 
 /// Smallest memory that a guest may be left with.
 const SIZE_MIN: u64 = 1 << 20;

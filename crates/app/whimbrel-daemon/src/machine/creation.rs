@@ -10,14 +10,14 @@ use crate::{
     guest::GuestRequestHandler,
     machine::{folder, record::Record},
     migrate::target::missing_pages,
-    running::{
-        CapsuleImages, MachineSetup, PrestartedQemu, ProcessRecord, RamFile, Reservation, RunningMachine,
-        runtime_dir::RuntimeDir,
-    },
 };
 use std::sync::Arc;
 use whimbrel_core::Digest;
 use whimbrel_qemu::Vmgenid;
+use whimbrel_vm::{
+    CapsuleImages, MachineSetup, PrestartedQemu, ProcessRecord, RamFile, Reservation, RunningMachine,
+    runtime_dir::RuntimeDir,
+};
 
 impl Daemon {
     /// A new machine, before its first instruction.
@@ -92,7 +92,7 @@ impl Daemon {
             RamFile::Own => (self.memory.adopt(size.0), None),
             RamFile::Template => (self.memory.adopt(0), Some(self.memory.adopt(size.0))),
         };
-        let runtime_dirs = &setup.places.qemu.runtime_dirs;
+        let runtime_dirs = &setup.dirs.qemu.runtime_dirs;
         let mut slot = RuntimeDir::adopt(runtime_dirs, &process.slot, &record.config, own)?;
         if let Some(memory) = shared {
             let content = (process.memory, size);
@@ -118,7 +118,7 @@ impl Daemon {
             name: record.name.clone(),
             config: record.config.clone(),
             bases: record.bases.clone(),
-            places: self.directories.machine_places(&record.name),
+            dirs: self.directories.machine_dirs(&record.name),
             images: CapsuleImages { store: self.store.clone(), capsule: record.origin },
             fetcher: missing_pages::fetcher_of(self, record),
             port_filters: record.config.nics.iter().map(filter).collect(),

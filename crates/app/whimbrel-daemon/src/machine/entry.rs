@@ -10,7 +10,6 @@ use crate::{
         console::{ConsoleView, SerialStream},
         record::{DiskBase, Phase, Record},
     },
-    running::{RunningMachine, TrafficView},
 };
 use std::{
     ops::{Deref, DerefMut},
@@ -24,6 +23,7 @@ use whimbrel_api::{DiskInfo, EventKind, MachineInfo, MachineState, NicInfo, Oper
 use whimbrel_capture::dirty_observer::DirtyObserver;
 use whimbrel_core::{ByteSize, CapsuleId, MachineName, lock};
 use whimbrel_migrate::postcopy::PageServer;
+use whimbrel_vm::{RunningMachine, TrafficView};
 
 /// Time to wait for a handover to give up its lock: an attempt to connect, and the longest delay between two.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(40);
@@ -60,9 +60,9 @@ struct View {
     info: MachineInfo,
     /// Capsule that must not be collected.
     needed: Option<CapsuleId>,
-    pager: Option<crate::running::PagerView>,
+    pager: Option<whimbrel_vm::PagerView>,
     console: Option<ConsoleView>,
-    tunnel: Option<crate::running::TunnelView>,
+    tunnel: Option<whimbrel_vm::TunnelView>,
     observer: Option<DirtyObserver>,
     page_server: Option<Arc<PageServer>>,
     traffic: TrafficView,
@@ -225,7 +225,7 @@ impl Machine {
             *missing_pages = (now.asked || now.missing_at_start.is_some()).then_some(now.progress.missing);
             *stalled = now.stalled.filter(|_| !now.connected);
         }
-        info.tunnel = view.tunnel.as_ref().map(crate::running::TunnelView::info);
+        info.tunnel = view.tunnel.as_ref().map(whimbrel_vm::TunnelView::info);
         info
     }
 
@@ -326,9 +326,9 @@ impl Phase {
 
 /// Parts of a machine that are read while an operation works on it.
 type Views = (
-    Option<crate::running::PagerView>,
+    Option<whimbrel_vm::PagerView>,
     Option<ConsoleView>,
-    Option<crate::running::TunnelView>,
+    Option<whimbrel_vm::TunnelView>,
     Option<DirtyObserver>,
     Option<Arc<PageServer>>,
 );

@@ -7,7 +7,6 @@
 use crate::{
     core::{directories::Directories, error::DaemonError},
     machine::record::{self, Record},
-    running::remove_overlays,
 };
 use std::{
     collections::BTreeMap,
@@ -15,6 +14,7 @@ use std::{
     path::{Path, PathBuf},
 };
 use whimbrel_core::{MachineName, error_chain};
+use whimbrel_vm::remove_overlays;
 use whimbrel_wire::atomic_file;
 
 /// Mark of a folder whose record was not saved yet.

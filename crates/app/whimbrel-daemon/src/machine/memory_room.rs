@@ -1,9 +1,10 @@
-//! Room for machines in this host's memory: reserved before a machine starts, and made by ending what the host
-//! can do without.
+//! Room for machines in the memory of this host: reserved before a machine starts, and made by ending what
+//! the host can do without.
 
-use crate::{core::error::DaemonError, daemon::Daemon, running::Reservation};
+use crate::{core::error::DaemonError, daemon::Daemon};
 use std::time::Duration;
 use whimbrel_core::ByteSize;
+use whimbrel_vm::Reservation;
 
 /// How long to wait for ended machines to free their memory, which happens at gigabytes a second.
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(10);

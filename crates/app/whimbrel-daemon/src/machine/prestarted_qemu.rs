@@ -5,16 +5,13 @@
 //! configuration takes it. At most a few wait, the oldest is ended first, and all end with the daemon. Clones
 //! cannot use them: their shared memory must be named when their QEMU starts.
 
-use crate::{
-    core::error::DaemonError,
-    daemon::Daemon,
-    running::{PrestartedQemu, Reservation, TemplateKey, Templates, runtime_dir::RuntimeDir},
-};
+use crate::{core::error::DaemonError, daemon::Daemon};
 use std::{
     collections::VecDeque,
     sync::{Arc, Mutex},
 };
 use whimbrel_core::{MachineConfig, lock};
+use whimbrel_vm::{PrestartedQemu, Reservation, TemplateKey, Templates, runtime_dir::RuntimeDir};
 
 /// Most QEMUs that wait; an idle one costs some 30 MB.
 const WAITING_MAX: usize = 8;
@@ -76,9 +73,9 @@ impl Daemon {
         config: &MachineConfig,
         memory: Reservation,
     ) -> Result<PrestartedQemu, DaemonError> {
-        let places = self.directories.qemu_places();
-        let slot = RuntimeDir::create(&places.runtime_dirs, config, memory)?;
-        Ok(PrestartedQemu::start(&places, config, slot)?)
+        let dirs = self.directories.qemu_dirs();
+        let slot = RuntimeDir::create(&dirs.runtime_dirs, config, memory)?;
+        Ok(PrestartedQemu::start(&dirs, config, slot)?)
     }
 
     /// Starts a QEMU that shares its memory with the other clones of the same content.
@@ -87,9 +84,9 @@ impl Daemon {
         config: &MachineConfig,
         content: TemplateKey,
     ) -> Result<PrestartedQemu, DaemonError> {
-        let places = self.directories.qemu_places();
+        let dirs = self.directories.qemu_dirs();
         // What a clone writes is in its own process, not on the tmpfs.
-        let mut slot = RuntimeDir::create(&places.runtime_dirs, config, self.memory.adopt(0))?;
+        let mut slot = RuntimeDir::create(&dirs.runtime_dirs, config, self.memory.adopt(0))?;
         let reserve = || self.reserve_memory(config.memory);
         match self.prestarted.templates.link(content, &slot.ram(), reserve) {
             Ok(template) => slot.hold_template(template),
@@ -98,7 +95,7 @@ impl Daemon {
                 return Err(error);
             }
         }
-        Ok(PrestartedQemu::start(&places, config, slot)?)
+        Ok(PrestartedQemu::start(&dirs, config, slot)?)
     }
 
     /// Starts a QEMU of this configuration in the background, unless one waits.

@@ -3,7 +3,6 @@
 //! One JSON file for each machine, replaced as a whole. The phase decides who may run the machine, so it is
 //! made durable before anything acts on it.
 
-pub(crate) use crate::running::{DiskBase, ProcessRecord};
 use crate::{
     core::{directories::Directories, error::DaemonError},
     machine::{commit_mark::CommitMark, folder},
@@ -18,6 +17,7 @@ use whimbrel_api::{MachineSettings, SelfService};
 use whimbrel_core::{ByteSize, CapsuleId, HostName, MachineConfig, MachineName};
 use whimbrel_migrate::protocol::{HandoverId, HomeNetwork};
 use whimbrel_protect::protocol::ProtectionId;
+pub(crate) use whimbrel_vm::{DiskBase, ProcessRecord};
 use whimbrel_wire::atomic_file;
 
 const FORMAT: u32 = 1;

@@ -12,10 +12,10 @@ use crate::{
         supervisor,
     },
     migrate::target::incoming,
-    running::{RunningMachine, runtime_dir},
 };
 use std::{collections::BTreeSet, sync::Arc};
 use whimbrel_migrate::handover::{PausedIncoming, SourceRecord};
+use whimbrel_vm::{RunningMachine, runtime_dir};
 
 impl Daemon {
     /// Adopts every machine that has a record. A machine that cannot be adopted is shown as crashed, with the

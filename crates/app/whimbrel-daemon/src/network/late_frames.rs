@@ -5,7 +5,6 @@
 //! once the machine runs. Group frames reach the target's port too, so those that arrive after the commit are
 //! not sent.
 
-use crate::running::NetworkPort;
 use std::{
     collections::VecDeque,
     sync::{Mutex, Weak},
@@ -14,6 +13,7 @@ use std::{
 use whimbrel_core::lock;
 use whimbrel_migrate::{late_frames::LateFrame, protocol::HandoverId};
 use whimbrel_net::{Gates, Port};
+use whimbrel_vm::NetworkPort;
 
 /// Machines whose ports are remembered, and for how long: late frames come within milliseconds of the
 /// arrival, and later the source has no more.

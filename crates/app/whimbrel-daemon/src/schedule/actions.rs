@@ -4,7 +4,6 @@ use crate::{
     capsule::checkpoint::CheckpointOptions,
     core::{error::DaemonError, refs},
     daemon::Daemon,
-    running::CapturedArrays,
     schedule::ScheduledActions,
 };
 use std::{
@@ -17,6 +16,7 @@ use whimbrel_api::{
 };
 use whimbrel_core::{CapsuleId, MachineName, RefName};
 use whimbrel_store::{Expected, StoreError};
+use whimbrel_vm::CapturedArrays;
 
 /// Interval at which due schedules are looked for. Short, as a clock may be put forward or back.
 const LOOK: Duration = Duration::from_secs(10);

@@ -12,7 +12,6 @@ use crate::{
         record::{InheritedProtectionRecord, PendingHandover, Phase, Record},
     },
     migrate::source::join_scoped,
-    running::Tunnel,
     server::peer_rpc::PeerLink,
 };
 use std::{sync::Arc, thread, time::Duration};
@@ -22,6 +21,7 @@ use whimbrel_migrate::{
     protocol::{HomeNetwork, Offer},
     source::BoxError,
 };
+use whimbrel_vm::Tunnel;
 
 /// Delay between attempts to write the machine's record after a failed commit.
 const REVERT_DELAY: Duration = Duration::from_secs(1);

@@ -27,7 +27,6 @@ use crate::{
     },
     network::late_frames,
     protect::StandbySeeding,
-    running::{NetworkPort, PausableMachine, RunningMachine},
     server::peer_rpc::PeerLink,
 };
 use committed::CommittedMachine;
@@ -49,6 +48,7 @@ use whimbrel_migrate::{
     protocol::{ArrayOffer, HandoverId, HomeNetwork, Offer, TunnelId},
     source::BackupSink,
 };
+use whimbrel_vm::{NetworkPort, PausableMachine, RunningMachine};
 
 impl Daemon {
     /// Starts the operation that migrates a machine to another host.

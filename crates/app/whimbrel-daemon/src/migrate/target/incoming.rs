@@ -23,10 +23,6 @@ use crate::{
         },
     },
     protect::InheritedProtection,
-    running::{
-        Failpoint, Reservation, RunningMachine,
-        runtime_dir::{self, RuntimeMark},
-    },
 };
 use std::{
     fs::File,
@@ -47,6 +43,10 @@ use whimbrel_migrate::{
     target::{HostError as Cause, IncomingMachine, TargetHost},
 };
 use whimbrel_qemu::Vmgenid;
+use whimbrel_vm::{
+    Failpoint, Reservation, RunningMachine,
+    runtime_dir::{self, RuntimeMark},
+};
 
 /// Reserves space on this host for incoming machines.
 pub(crate) struct DaemonTarget {
@@ -450,7 +450,7 @@ impl IncomingMachine for IncomingMachineState {
             host.end_tunnels_of(record);
             live.open_ports();
             // No other host may run it any more: switches may relearn its addresses while the CPUs start.
-            live.ports.iter().for_each(crate::running::NetworkPort::announce);
+            live.ports.iter().for_each(whimbrel_vm::NetworkPort::announce);
             if !live.is_paused_by_user() {
                 live.set_paused(false)?;
             }

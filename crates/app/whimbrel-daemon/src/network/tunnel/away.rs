@@ -10,13 +10,7 @@ use super::{
     records::CloseRecord,
     transport::WireTransport,
 };
-use crate::{
-    core::error::DaemonError,
-    daemon::Daemon,
-    machine::record::Record,
-    running::{ConnectTunnel, NetworkPort, RunningError, Tunnel, TunnelView},
-    server::peer_rpc,
-};
+use crate::{core::error::DaemonError, daemon::Daemon, machine::record::Record, server::peer_rpc};
 use bytes::Bytes;
 use std::{
     sync::{Arc, Mutex, Weak},
@@ -27,6 +21,7 @@ use whimbrel_api::TunnelInfo;
 use whimbrel_core::{MachineName, error_chain};
 use whimbrel_migrate::protocol::HomeNetwork;
 use whimbrel_net::{Port, tunnel::Relay};
+use whimbrel_vm::{ConnectTunnel, NetworkPort, RunningError, Tunnel, TunnelView};
 use whimbrel_wire::{CallError, Connection};
 
 /// First and longest interval between attempts to connect.

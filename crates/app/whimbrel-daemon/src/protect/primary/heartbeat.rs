@@ -14,7 +14,6 @@ use crate::protect::{
     lock,
     witness::client::WitnessClient,
 };
-use crate::running::{NetworkPort, RunningMachine};
 use std::{
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
@@ -31,6 +30,7 @@ use whimbrel_protect::{
     protocol::{self, HeartbeatReply, ProtectionId},
 };
 use whimbrel_qemu::Console;
+use whimbrel_vm::{NetworkPort, RunningMachine};
 
 /// Additional time for which a standby may be silent during seeding.
 const SEEDING_SILENCE: Duration = Duration::from_secs(10);

@@ -24,7 +24,6 @@ use crate::{
         restart::End,
         supervisor,
     },
-    running::{RunningMachine, runtime_dir},
 };
 use std::{
     sync::{Arc, Weak, mpsc},
@@ -35,6 +34,7 @@ use whimbrel_protect::{
     lease,
     protocol::{ProtectionId, StandbyOutcome},
 };
+use whimbrel_vm::{RunningMachine, runtime_dir};
 
 /// Interval at which standbys are notified of ended protections.
 const NOTIFY_INTERVAL: Duration = Duration::from_secs(5);

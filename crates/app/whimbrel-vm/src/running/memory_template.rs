@@ -21,16 +21,17 @@ use std::{
 use whimbrel_core::{ByteSize, Digest, lock};
 
 /// Content of a template: the root of an image (none for an empty one) and its size.
-pub(crate) type TemplateKey = (Option<Digest>, ByteSize);
+pub type TemplateKey = (Option<Digest>, ByteSize);
 
+/// Templates of this host by their content.
 #[derive(Debug, Default)]
-pub(crate) struct Templates {
+pub struct Templates {
     known: Mutex<BTreeMap<TemplateKey, Weak<Template>>>,
 }
 
 /// The memory file of a template, and the memory that was promised to it.
 #[derive(Debug)]
-pub(crate) struct Template {
+pub struct Template {
     file: File,
     _memory: Reservation,
 }
@@ -45,7 +46,7 @@ impl Template {
 impl Templates {
     /// Links the template of `content` as `path`: the one that other clones use, or a new one, for which
     /// memory is reserved.
-    pub(crate) fn link<E: From<RunningError>>(
+    pub fn link<E: From<RunningError>>(
         &self,
         content: TemplateKey,
         path: &Path,
@@ -69,7 +70,7 @@ impl Templates {
     }
 
     /// The template that a clone of an earlier daemon has as `path`.
-    pub(crate) fn adopt(
+    pub fn adopt(
         &self,
         content: TemplateKey,
         path: &Path,

@@ -8,12 +8,12 @@ use std::{
 use whimbrel_store::StoreError;
 
 /// Cause of a failure.
-pub(crate) type Cause = Box<dyn Error + Send + Sync>;
+pub(super) type Cause = Box<dyn Error + Send + Sync>;
 
 /// Failure of a running machine or of its start.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the text of each variant says what its fields are")]
-pub(crate) enum RunningError {
+pub enum RunningError {
     #[error("cannot {action} {}", path.display())]
     Io { action: &'static str, path: PathBuf, source: io::Error },
     #[error("QEMU failed: cannot {action}")]
@@ -31,11 +31,13 @@ pub(crate) enum RunningError {
 }
 
 impl RunningError {
-    pub(crate) fn io(action: &'static str, path: &Path, source: io::Error) -> Self {
+    /// Failure of `action` on a file.
+    pub fn io(action: &'static str, path: &Path, source: io::Error) -> Self {
         Self::Io { action, path: path.to_owned(), source }
     }
 
-    pub(crate) fn qemu(action: &'static str, source: impl Into<Cause>) -> Self {
+    /// Failure of QEMU to do `action`.
+    pub fn qemu(action: &'static str, source: impl Into<Cause>) -> Self {
         Self::Qemu { action, source: source.into() }
     }
 }

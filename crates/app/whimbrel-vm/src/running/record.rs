@@ -8,7 +8,7 @@ use whimbrel_core::Digest;
 /// The read-only content beneath a disk's overlay.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", tag = "kind")]
-pub(crate) enum DiskBase {
+pub enum DiskBase {
     /// A raw image file of the user, which is never written.
     File {
         /// Path of the file.
@@ -28,26 +28,26 @@ pub(crate) enum DiskBase {
 
 /// The QEMU process of a machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct ProcessRecord {
+pub struct ProcessRecord {
     /// Process id of QEMU.
-    pub(crate) pid: u32,
+    pub pid: u32,
     /// From /proc/PID/stat: a later process with this pid has another value.
-    pub(crate) started: u64,
+    pub started: u64,
     /// Name of its runtime directory.
-    pub(crate) slot: String,
+    pub slot: String,
     /// Whether its memory is filled on demand, from the image `memory` (none: an empty one).
-    pub(crate) lazy: bool,
+    pub lazy: bool,
     /// Root of the image that its memory is filled from.
-    pub(crate) memory: Option<Digest>,
+    pub memory: Option<Digest>,
     /// Kind of its memory file. Absent in records of machines that never shared one.
     #[serde(default)]
-    pub(crate) ram: RamFile,
+    pub ram: RamFile,
 }
 
 /// Kind of a machine's memory file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum RamFile {
+pub enum RamFile {
     /// Owned by this machine: the file has what its guest writes.
     #[default]
     Own,

@@ -35,8 +35,9 @@ const HELLO_AGAIN_ID: u32 = 2;
 const ANNOUNCE_AFTER: [Duration; 3] =
     [Duration::ZERO, Duration::from_millis(200), Duration::from_millis(1000)];
 
+/// How a machine came to run here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ArrivalKind {
+pub enum ArrivalKind {
     /// With a migration: the guest is asked to announce itself as soon as its agent is present, and its clock
     /// is set forward.
     ByMigration,
@@ -48,27 +49,35 @@ pub(crate) enum ArrivalKind {
 
 /// The reason why a guest agent did not execute a command.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum AgentError {
+pub enum AgentError {
+    /// There is no agent, or it ended.
     #[error("no guest agent answers")]
     Absent,
     /// The agent takes too long.
     #[error("the guest agent does not answer within {after:?}")]
-    Timeout { after: Duration },
+    Timeout {
+        /// Time that it had.
+        after: Duration,
+    },
+    /// The agent does not do it.
     #[error("the guest agent refuses: {reason}")]
-    Refused { reason: String },
+    Refused {
+        /// Words of the agent.
+        reason: String,
+    },
     /// The report does not fit the command.
     #[error("the report of the guest agent does not fit the command")]
     UnexpectedReport,
 }
 
-/// Who carries out what guests request.
-pub(crate) trait GuestRequests: Send + Sync {
+/// Service that carries out what guests request.
+pub trait GuestRequests: Send + Sync {
     /// Handles request `id` of a guest, without delay: its thread also reads the reports of the guest.
     fn handle(&self, guest: AgentCommands, id: u32, request: GuestRequest);
 }
 
 /// Right to make a request, which a guest has once. Dropping it returns the right.
-pub(crate) struct RequestSlot(AgentCommands);
+pub struct RequestSlot(AgentCommands);
 
 impl Drop for RequestSlot {
     fn drop(&mut self) {
@@ -77,7 +86,7 @@ impl Drop for RequestSlot {
 }
 
 /// Connection to the agent inside a guest.
-pub(crate) struct GuestAgent {
+pub struct GuestAgent {
     shared: Arc<Shared>,
     reader: Option<JoinHandle<()>>,
 }
@@ -112,7 +121,7 @@ struct State {
 
 impl GuestAgent {
     /// Keeps a connection to the port at `socket` until it is dropped.
-    pub(crate) fn open(
+    pub fn open(
         (host, machine): (&HostName, &MachineName),
         pages: u64,
         socket: PathBuf,
@@ -131,7 +140,7 @@ impl GuestAgent {
     }
 
     /// A handle for commands, which may outlive the connection.
-    pub(crate) fn commands(&self) -> AgentCommands {
+    pub fn commands(&self) -> AgentCommands {
         AgentCommands(self.shared.clone())
     }
 }
@@ -153,15 +162,18 @@ impl Drop for GuestAgent {
     }
 }
 
+/// Commands to the agent of one guest.
 #[derive(Clone)]
-pub(crate) struct AgentCommands(Arc<Shared>);
+pub struct AgentCommands(Arc<Shared>);
 
 impl AgentCommands {
-    pub(crate) fn is_present(&self) -> bool {
+    /// Whether an agent has answered on the present connection.
+    pub fn is_present(&self) -> bool {
         self.0.lock().session.is_some()
     }
 
-    pub(crate) fn ask(&self, order: &Command, patience: Duration) -> Result<Report, AgentError> {
+    /// Sends a command and waits for its report.
+    pub fn ask(&self, order: &Command, patience: Duration) -> Result<Report, AgentError> {
         let (id, session) = {
             let mut state = self.0.lock();
             let session = state.session.ok_or(AgentError::Absent)?;
@@ -184,24 +196,24 @@ impl AgentCommands {
     }
 
     /// Has the guest set its wall clock forward after a pause, without waiting for it.
-    pub(crate) fn catch_up(&self) {
+    pub fn catch_up(&self) {
         let orders = self.clone();
         spawn("guest-clock", move || set_clock(&orders));
     }
 
     /// Sends a command whose report nobody waits for. Nothing is sent if the agent is not present.
-    pub(crate) fn send(&self, order: &Command) {
+    pub fn send(&self, order: &Command) {
         self.send_with_id(order, 0);
     }
 
     /// Takes the right of the guest to make a request; none while another one is carried out.
-    pub(crate) fn begin_request(&self) -> Option<RequestSlot> {
+    pub fn begin_request(&self) -> Option<RequestSlot> {
         let taken = self.0.is_requesting.swap(true, Ordering::AcqRel);
         (!taken).then(|| RequestSlot(self.clone()))
     }
 
     /// Tells the guest what became of request `id`.
-    pub(crate) fn send_result(&self, id: u32, outcome: RequestOutcome) {
+    pub fn send_result(&self, id: u32, outcome: RequestOutcome) {
         self.send_with_id(&Command::RequestResult(outcome), id);
     }
 

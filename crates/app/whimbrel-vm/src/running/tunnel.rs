@@ -7,7 +7,7 @@ use whimbrel_api::TunnelInfo;
 use whimbrel_core::lock;
 
 /// End of a tunnel at the ports of a machine. Dropping it closes it.
-pub(crate) trait Tunnel: Send + Sync {
+pub trait Tunnel: Send + Sync {
     /// Connects to the home host, now and whenever the connection is lost.
     fn open(&self);
 
@@ -19,26 +19,25 @@ pub(crate) trait Tunnel: Send + Sync {
 }
 
 /// Makes the tunnel of a machine, once its ports are there.
-pub(crate) type ConnectTunnel =
-    Box<dyn FnOnce(&mut [NetworkPort]) -> Result<Box<dyn Tunnel>, RunningError> + Send>;
+pub type ConnectTunnel = Box<dyn FnOnce(&mut [NetworkPort]) -> Result<Box<dyn Tunnel>, RunningError> + Send>;
 
 /// State of a tunnel as `ps` shows it.
 #[derive(Debug, Clone)]
-pub(crate) struct TunnelView(Arc<Mutex<TunnelInfo>>);
+pub struct TunnelView(Arc<Mutex<TunnelInfo>>);
 
 impl TunnelView {
     /// View that shows this state until it is set.
-    pub(crate) fn new(info: TunnelInfo) -> Self {
+    pub fn new(info: TunnelInfo) -> Self {
         Self(Arc::new(Mutex::new(info)))
     }
 
     /// Copy of the present state.
-    pub(crate) fn info(&self) -> TunnelInfo {
+    pub fn info(&self) -> TunnelInfo {
         lock(&self.0).clone()
     }
 
     /// Sets whether it is connected, and why not.
-    pub(crate) fn set(&self, connected: bool, reason: Option<String>) {
+    pub fn set(&self, connected: bool, reason: Option<String>) {
         let mut info = lock(&self.0);
         (info.connected, info.reason) = (connected, reason);
     }

@@ -22,7 +22,8 @@ use whimbrel_migrate::postcopy::{PageFetcher, page_fetcher::PageStore};
 use whimbrel_qemu::Qemu;
 use whimbrel_store::StoredImage;
 
-pub(crate) struct RunningMemory {
+/// Memory of a running machine.
+pub struct RunningMemory {
     attachment: Attachment,
     file: File,
     lazy: Option<LazyPart>,
@@ -41,7 +42,7 @@ struct LazyPart {
 
 /// Progress and touched pages of memory that is filled on demand.
 #[derive(Clone)]
-pub(crate) struct PagerView {
+pub struct PagerView {
     pager: SharedPager,
     fetcher: Option<Arc<PageFetcher>>,
     pub(super) stall: Arc<Stall>,
@@ -50,7 +51,7 @@ pub(crate) struct PagerView {
 
 impl RunningMemory {
     /// Attaches to a QEMU that has not run yet. Memory that is filled on demand gets its source later.
-    pub(crate) fn attach(qemu: &Qemu, slot: &RuntimeDir, lazy: bool) -> Result<Self, RunningError> {
+    pub fn attach(qemu: &Qemu, slot: &RuntimeDir, lazy: bool) -> Result<Self, RunningError> {
         let mode = if lazy { Mode::Lazy } else { Mode::Track };
         let attachment = Attachment::attach(qemu.pid() as i32, RamTarget::Path(slot.ram()), mode);
         Self::with_file(attachment.map_err(memory_error)?, slot, lazy)
@@ -87,7 +88,7 @@ impl RunningMemory {
     }
 
     /// Fills touched pages from the image `root` of a capsule.
-    pub(crate) fn fill_on_demand(
+    pub fn fill_on_demand(
         &mut self,
         images: &CapsuleImages,
         root: Option<Digest>,
@@ -119,39 +120,40 @@ impl RunningMemory {
         self.lazy.as_ref().map(store)
     }
 
-    pub(crate) fn view(&self) -> Result<Box<dyn PageArray>, RunningError> {
+    /// The memory as a page array.
+    pub fn view(&self) -> Result<Box<dyn PageArray>, RunningError> {
         self.attachment.ram().map(|ram| Box::new(ram) as Box<dyn PageArray>).map_err(memory_error)
     }
 
     /// Whether it is filled on demand, and from which image.
-    pub(crate) fn origin(&self) -> (bool, Option<Digest>) {
+    pub fn origin(&self) -> (bool, Option<Digest>) {
         (self.on_demand, self.lazy.as_ref().and_then(|lazy| lazy.root))
     }
 
     /// The memory as a page array, and an observer of its dirty log.
-    pub(crate) fn pages(&self) -> Result<(Box<dyn PageArray>, DirtyObserver), RunningError> {
+    pub fn pages(&self) -> Result<(Box<dyn PageArray>, DirtyObserver), RunningError> {
         let view =
             || self.attachment.ram().map(|ram| Box::new(ram) as Box<dyn PageArray>).map_err(memory_error);
         Ok(observable(view()?, view()?))
     }
 
     /// The memory file, to be filled before the machine runs.
-    pub(crate) fn file(&self) -> std::io::Result<File> {
+    pub fn file(&self) -> std::io::Result<File> {
         self.file.try_clone()
     }
 
     /// Stores pages before the machine runs.
-    pub(crate) fn write(&self, run: PageRun, data: &[u8]) -> std::io::Result<()> {
+    pub fn write(&self, run: PageRun, data: &[u8]) -> std::io::Result<()> {
         self.file.write_all_at(data, run.offset())
     }
 
     /// Reads pages before the machine runs.
-    pub(crate) fn read(&self, run: PageRun, out: &mut [u8]) -> std::io::Result<()> {
+    pub fn read(&self, run: PageRun, out: &mut [u8]) -> std::io::Result<()> {
         self.file.read_exact_at(out, run.offset())
     }
 
     /// Zeroes pages before the machine runs.
-    pub(crate) fn zero(&self, run: PageRun) -> std::io::Result<()> {
+    pub fn zero(&self, run: PageRun) -> std::io::Result<()> {
         use rustix::fs::{FallocateFlags, fallocate};
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         Ok(fallocate(&self.file, hole, run.offset(), run.bytes() as u64)?)
@@ -173,17 +175,17 @@ impl RunningMemory {
     }
 
     /// Prefetches all pages in the background.
-    pub(crate) fn prefetch_all(&self) {
+    pub fn prefetch_all(&self) {
         self.with_pager(Pager::prefetch_all);
     }
 
     /// Whether all pages are here, after waiting at most `patience`.
-    pub(crate) fn wait_resident(&self, patience: Duration) -> bool {
+    pub fn wait_resident(&self, patience: Duration) -> bool {
         self.with_pager(|pager| pager.wait_resident(patience)).unwrap_or(true)
     }
 
     /// Resident pages, all pages, and the reason of a stall.
-    pub(crate) fn progress(&self) -> (u64, u64, Option<String>) {
+    pub fn progress(&self) -> (u64, u64, Option<String>) {
         let state = self.with_pager(Pager::state);
         state.map_or((0, 0, None), |state| (state.resident, state.total, state.stalled))
     }
@@ -205,7 +207,7 @@ impl Drop for RunningMemory {
 
 impl PagerView {
     /// `Lazy` while pages are missing, `Running` after that.
-    pub(crate) fn state(&self) -> MachineState {
+    pub fn state(&self) -> MachineState {
         let pager = lock(&self.pager);
         let waits = self.stall.reason();
         if let Some(view) = self.fetcher.as_ref().map(|taking| taking.status())
@@ -233,19 +235,19 @@ impl PagerView {
     }
 
     /// Prefetches all pages in the background.
-    pub(crate) fn prefetch_all(&self) {
+    pub fn prefetch_all(&self) {
         let pager = lock(&self.pager);
         pager.iter().for_each(Pager::prefetch_all);
     }
 
     /// Fetches these pages of the memory in the background.
-    pub(crate) fn prefetch(&self, pages: &PageSet) {
+    pub fn prefetch(&self, pages: &PageSet) {
         let pager = lock(&self.pager);
         pager.iter().for_each(|pager| pager.prefetch(pages));
     }
 
     /// The prefetch list of the machine; none once it has ended.
-    pub(crate) fn prefetch_list(&self) -> Option<PrefetchList> {
+    pub fn prefetch_list(&self) -> Option<PrefetchList> {
         let pager = lock(&self.pager);
         let memory = ("memory".to_owned(), pager.as_ref()?.touched());
         let disks = self.disks.iter().map(|(name, disk)| (name.clone(), disk.touched()));

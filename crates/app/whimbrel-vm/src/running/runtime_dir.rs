@@ -35,7 +35,7 @@ const LOADED_STATE: &str = "loaded";
 /// A fact about a QEMU that a later daemon must know: an empty file in its runtime directory, which lasts as
 /// long as the QEMU and costs no durable write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum RuntimeMark {
+pub enum RuntimeMark {
     /// An incoming machine is complete and loaded.
     Complete,
     /// The user paused the machine. Any other pause belongs to an operation and ends with it.
@@ -50,7 +50,8 @@ impl RuntimeMark {
         })
     }
 
-    pub(crate) fn is_on(self, slot: &Path) -> bool {
+    /// Whether the mark is set in this runtime directory.
+    pub fn is_on(self, slot: &Path) -> bool {
         self.path(slot).exists()
     }
 }
@@ -58,7 +59,8 @@ impl RuntimeMark {
 /// Longest time for a killed QEMU to end.
 const END_TIMEOUT: Duration = Duration::from_secs(30);
 
-pub(crate) struct RuntimeDir {
+/// Runtime directory of one QEMU, with the servers of its disks.
+pub struct RuntimeDir {
     id: String,
     dir: PathBuf,
     disks: Vec<ServedDisk>,
@@ -77,7 +79,7 @@ struct ServedDisk {
 
 impl RuntimeDir {
     /// Creates a runtime directory whose disks read as zeros until they are set.
-    pub(crate) fn create(
+    pub fn create(
         runtime_dirs: &Path,
         config: &MachineConfig,
         memory: Reservation,
@@ -93,7 +95,7 @@ impl RuntimeDir {
     }
 
     /// Opens the runtime directory of a live QEMU, whose disks wait until they are set.
-    pub(crate) fn adopt(
+    pub fn adopt(
         runtime_dirs: &Path,
         id: &str,
         config: &MachineConfig,
@@ -125,26 +127,27 @@ impl RuntimeDir {
         Ok(Self { id, dir: dir.to_owned(), disks, template: None, _memory: memory })
     }
 
-    pub(crate) fn id(&self) -> &str {
+    pub(super) fn id(&self) -> &str {
         &self.id
     }
 
-    pub(crate) fn dir(&self) -> &Path {
+    pub(super) fn dir(&self) -> &Path {
         &self.dir
     }
 
     /// Directory of the sockets, in which QEMU works.
-    pub(crate) fn qemu_dir(&self) -> PathBuf {
+    pub(super) fn qemu_dir(&self) -> PathBuf {
         qemu_dir(&self.dir)
     }
 
-    pub(crate) fn ram(&self) -> PathBuf {
+    /// Path of the memory file.
+    pub fn ram(&self) -> PathBuf {
         self.dir.join(RAM)
     }
 
     /// Creates the memory file, all holes, unless it is there as a link: to a template, or to the memory of a
     /// QEMU that could not load its state. QEMU would create it too, but not for its own user only.
-    pub(crate) fn create_ram(&self, size: ByteSize) -> Result<PathBuf, RunningError> {
+    pub(super) fn create_ram(&self, size: ByteSize) -> Result<PathBuf, RunningError> {
         let path = self.ram();
         if !path.exists() {
             let file = File::options().write(true).create_new(true).mode(0o600).open(&path);
@@ -155,27 +158,27 @@ impl RuntimeDir {
     }
 
     /// Records that the memory file is a link to this template.
-    pub(crate) fn hold_template(&mut self, template: Arc<Template>) {
+    pub fn hold_template(&mut self, template: Arc<Template>) {
         self.template = Some(template);
     }
 
-    pub(crate) fn ram_file(&self) -> RamFile {
+    pub(super) fn ram_file(&self) -> RamFile {
         self.template.as_ref().map_or(RamFile::Own, |_| RamFile::Template)
     }
 
     /// Saves the device state that the QEMU was loaded with, for a later daemon.
-    pub(crate) fn save_loaded_state(&self, device_state: &[u8]) -> Result<(), RunningError> {
+    pub(super) fn save_loaded_state(&self, device_state: &[u8]) -> Result<(), RunningError> {
         let path = self.dir.join(LOADED_STATE);
         fs::write(&path, device_state).map_err(|source| RunningError::io("write", &path, source))
     }
 
-    pub(crate) fn loaded_state(&self) -> Result<Vec<u8>, RunningError> {
+    pub(super) fn loaded_state(&self) -> Result<Vec<u8>, RunningError> {
         let path = self.dir.join(LOADED_STATE);
         fs::read(&path).map_err(|source| RunningError::io("read", &path, source))
     }
 
     /// Sets or removes a mark.
-    pub(crate) fn mark(&self, mark: RuntimeMark, on: bool) -> Result<(), RunningError> {
+    pub(super) fn mark(&self, mark: RuntimeMark, on: bool) -> Result<(), RunningError> {
         let path = mark.path(&self.dir);
         let done = match on {
             true => File::create(&path).map(drop),
@@ -189,16 +192,16 @@ impl RuntimeDir {
         }
     }
 
-    pub(crate) fn sockets(&self) -> Vec<PathBuf> {
+    pub(super) fn sockets(&self) -> Vec<PathBuf> {
         self.disks.iter().map(|disk| disk.socket.clone()).collect()
     }
 
-    pub(crate) fn swappable_disk(&self, disk: usize) -> &Arc<SwappableDevice> {
+    pub(super) fn swappable_disk(&self, disk: usize) -> &Arc<SwappableDevice> {
         &self.disks[disk].device
     }
 
     /// Records the QEMU that uses the directory, for `sweep`.
-    pub(crate) fn record_process(&self, process: ProcessIdentity) {
+    pub(super) fn record_process(&self, process: ProcessIdentity) {
         let path = self.dir.join(PROCESS);
         if let Err(error) = fs::write(&path, format!("{} {}", process.pid, process.start_time)) {
             tracing::warn!(slot = self.id, %error, "could not record a QEMU; a restarted daemon will not find it");
@@ -206,7 +209,7 @@ impl RuntimeDir {
     }
 
     /// Removes the directory, whose QEMU has ended.
-    pub(crate) fn remove(self) {
+    pub fn remove(self) {
         self.disks.iter().for_each(|disk| drop(disk.device.close()));
         drop(self.disks);
         if let Err(error) = fs::remove_dir_all(&self.dir) {
@@ -232,7 +235,7 @@ fn qemu_dir(slot: &Path) -> PathBuf {
 
 /// Removes every runtime directory that `is_owned` rejects and ends its QEMU: one that was prestarted, or was
 /// to become a machine, when its daemon died. It never ran.
-pub(crate) fn sweep(runtime_dirs: &Path, is_owned: impl Fn(&str) -> bool) -> Result<(), RunningError> {
+pub fn sweep(runtime_dirs: &Path, is_owned: impl Fn(&str) -> bool) -> Result<(), RunningError> {
     let failed = |source| RunningError::io("read", runtime_dirs, source);
     for entry in fs::read_dir(runtime_dirs).map_err(failed)?.flatten() {
         if !is_owned(&entry.file_name().to_string_lossy()) {
@@ -246,7 +249,7 @@ pub(crate) fn sweep(runtime_dirs: &Path, is_owned: impl Fn(&str) -> bool) -> Res
 }
 
 /// Ends the recorded QEMU of a runtime directory, if it still lives.
-pub(crate) fn end(slot: &Path) {
+pub fn end(slot: &Path) {
     if let Some(process) = recorded_process(slot) {
         process.kill();
         if !process.wait(END_TIMEOUT) {
@@ -256,7 +259,7 @@ pub(crate) fn end(slot: &Path) {
 }
 
 /// Ends the QEMU of an unused runtime directory and removes the directory.
-pub(crate) fn clear(slot: &Path) {
+pub fn clear(slot: &Path) {
     end(slot);
     match fs::remove_dir_all(slot) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {

@@ -9,14 +9,16 @@ use whimbrel_qemu::Qemu;
 
 /// QEMU, and disks that are flushed before the pause. QEMU flushes them again during the pause, which counts
 /// as downtime; after the first flush that is short.
-pub(crate) struct PausableMachine<'a> {
-    pub(crate) qemu: &'a mut Qemu,
-    pub(crate) disks: &'a [RunningDisk],
+pub struct PausableMachine<'a> {
+    /// QEMU of the machine.
+    pub qemu: &'a mut Qemu,
+    /// Disks of the machine.
+    pub disks: &'a [RunningDisk],
     /// The user had paused it, so it stays paused whatever happens.
-    pub(crate) keep_paused: bool,
+    pub keep_paused: bool,
     /// Ports that buffer frames for the machine during the pause, if it may be handed over then. QEMU would
     /// buffer them too, but cannot be asked for them.
-    pub(crate) buffering_ports: &'a [NetworkPort],
+    pub buffering_ports: &'a [NetworkPort],
 }
 
 impl PausableMachine<'_> {

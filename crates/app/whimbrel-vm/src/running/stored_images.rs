@@ -14,7 +14,7 @@ use whimbrel_store::Pin;
 
 /// The arrays of a machine that go into a capsule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum CapturedArrays {
+pub enum CapturedArrays {
     /// Memory and disks: a capsule that can be resumed.
     All,
     /// Disks only: a disk-only capsule, from which a machine boots.
@@ -23,7 +23,7 @@ pub(crate) enum CapturedArrays {
 
 impl CapturedArrays {
     /// Dirty logs of these arrays.
-    pub(crate) fn of(self, logs: &mut [DirtyLog]) -> &mut [DirtyLog] {
+    pub fn of(self, logs: &mut [DirtyLog]) -> &mut [DirtyLog] {
         match self {
             Self::All => logs,
             // Memory is the first array.
@@ -34,7 +34,7 @@ impl CapturedArrays {
 
 impl RunningMachine {
     /// Makes these images the bases of the next capsule: they equal the arrays, so it holds only changes.
-    pub(crate) fn set_stored_bases(&mut self, images: &[ImageRef]) -> Result<(), RunningError> {
+    pub fn set_stored_bases(&mut self, images: &[ImageRef]) -> Result<(), RunningError> {
         if self._origin.is_none() {
             // Without a pin on the images nothing may be written against them.
             return Ok(());
@@ -58,7 +58,7 @@ impl RunningMachine {
 
     /// Sets the alignment in which the store reads each disk to that of its next image, as `alignment` says
     /// of a disk and its content.
-    pub(crate) fn align_disks(
+    pub fn align_disks(
         &mut self,
         mut alignment: impl FnMut(usize, &dyn Device) -> Option<PageAlignment>,
     ) -> Result<(), RunningError> {
@@ -76,13 +76,13 @@ impl RunningMachine {
     }
 
     /// Removes the store from the consumers: its next capsule reads every page.
-    pub(crate) fn detach_store(&mut self) {
+    pub fn detach_store(&mut self) {
         self.dirty_logs.iter_mut().for_each(|ledger| ledger.detach(Consumer::Store));
         self.bases.clear();
     }
 
     /// Pins the capsule whose images the next one is written against, whatever becomes of its refs.
-    pub(crate) fn pin_base(
+    pub fn pin_base(
         &mut self,
         capsule: whimbrel_store::Result<Pin>,
         arrays: CapturedArrays,

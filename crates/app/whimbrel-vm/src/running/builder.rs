@@ -6,7 +6,7 @@
 
 use super::{
     ArrivalKind, DiskBase, GuestAgent, MachineSetup, NetworkPort, Overlay, PortTarget, PrestartedQemu,
-    QemuPlaces, RunningDisk, RunningError, RunningMachine, RunningMemory, Tunnel, error::Cause,
+    QemuDirs, RunningDisk, RunningError, RunningMachine, RunningMemory, Tunnel, error::Cause,
     remote_disk::Stall, runtime_dir::RuntimeDir,
 };
 use std::{collections::BTreeMap, sync::Arc};
@@ -16,21 +16,22 @@ use whimbrel_net::{Mac, PortFilter};
 use whimbrel_qemu::{Console, LaunchSpec, Qemu, RamBacking, Vmgenid};
 use whimbrel_store::Pin;
 
-pub(crate) struct LaunchOptions {
+/// How a QEMU is started.
+pub struct LaunchOptions {
     /// Whether QEMU waits for a device state.
-    pub(crate) incoming: bool,
+    pub incoming: bool,
     /// The generation id that the guest keeps; none draws a new one.
-    pub(crate) vmgenid: Option<Vmgenid>,
+    pub vmgenid: Option<Vmgenid>,
 }
 
 /// Starts a QEMU in `slot`. On failure the runtime directory is removed.
 pub(super) fn launch(
-    places: &QemuPlaces,
+    dirs: &QemuDirs,
     config: &MachineConfig,
     slot: RuntimeDir,
     start: LaunchOptions,
 ) -> Result<PrestartedQemu, RunningError> {
-    match start_qemu(places, config, &slot, start) {
+    match start_qemu(dirs, config, &slot, start) {
         Ok(qemu) => {
             slot.record_process(qemu.process().identity());
             Ok(PrestartedQemu { runtime_dir: slot, qemu, memory: None })
@@ -43,7 +44,7 @@ pub(super) fn launch(
 }
 
 fn start_qemu(
-    places: &QemuPlaces,
+    dirs: &QemuDirs,
     config: &MachineConfig,
     slot: &RuntimeDir,
     start: LaunchOptions,
@@ -52,8 +53,8 @@ fn start_qemu(
     let ram = RamBacking { path: slot.create_ram(config.memory)?, sharing: slot.ram_file().into() };
     let spec = LaunchSpec {
         disks: slot.sockets(),
-        kernel: boot.map(|boot| places.boot_file(&boot.kernel)),
-        initrd: boot.and_then(|boot| boot.initrd).map(|initrd| places.boot_file(&initrd)),
+        kernel: boot.map(|boot| dirs.boot_file(&boot.kernel)),
+        initrd: boot.and_then(|boot| boot.initrd).map(|initrd| dirs.boot_file(&initrd)),
         vmgenid: start.vmgenid,
         incoming: start.incoming,
         ..LaunchSpec::new(config.clone(), slot.qemu_dir(), ram)
@@ -181,7 +182,7 @@ impl MachineBuilder {
         let (pages, observer) = memory.pages()?;
         let mut dirty_logs = vec![DirtyLog::new(pages)];
         dirty_logs.extend(disks.iter().map(|disk| DirtyLog::new(disk.pages())));
-        let (serial, log) = (slot.qemu_dir().join("serial"), &self.setup.places.console_log);
+        let (serial, log) = (slot.qemu_dir().join("serial"), &self.setup.dirs.console_log);
         let console = Console::open(&serial, log)
             .map_err(|source| RunningError::io("open the console", &serial, source))?;
         let tunnel = self.setup.tunnel.take().map(|connect| connect(&mut ports)).transpose()?;

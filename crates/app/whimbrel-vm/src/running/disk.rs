@@ -4,7 +4,7 @@
 //! overlay, and in the view through which the store reads the disk. Other consumers read it as it is.
 
 use super::{
-    DiskBase, MachinePlaces, MachineSetup, RemoteDisk, RunningError, Stall,
+    DiskBase, MachineDirs, MachineSetup, RemoteDisk, RunningError, Stall,
     capsule_images::overlay_key,
     error::Cause,
     missing_pages::{DiskPageStore, MissingDiskPages},
@@ -26,7 +26,8 @@ use whimbrel_machine::PageArray;
 use whimbrel_migrate::postcopy::page_fetcher::PageStore;
 use whimbrel_store::{Store, StoredDisk};
 
-pub(crate) struct RunningDisk {
+/// Disk of a running machine.
+pub struct RunningDisk {
     name: String,
     cow: Arc<Cow>,
     tracked: Arc<TrackedDevice>,
@@ -44,8 +45,10 @@ pub(super) type RemoteDisks = Vec<(String, Arc<RemoteDisk>)>;
 
 /// Whether the overlay starts empty or exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Overlay {
+pub enum Overlay {
+    /// New overlay, which reads as the base.
     New,
+    /// Overlay that is there, with what was written.
     Existing,
 }
 
@@ -71,7 +74,7 @@ impl RunningDisk {
             remote.insert(Arc::new(RemoteDisk::new(disk, stall.clone()))).clone()
         };
         let failed = |source| RunningError::Disk { disk: name.clone(), source };
-        let place = setup.places.overlay(&name);
+        let place = setup.dirs.overlay(&name);
         let (mut base, base_id) = open_base(over, &setup.bases[index], size).map_err(failed)?;
         if let Some(fetcher) = &setup.fetcher {
             // Memory is the first array. The base has its former content again once the missing pages have
@@ -114,21 +117,22 @@ impl RunningDisk {
     }
 
     /// Alignment in which the store reads it.
-    pub(crate) fn alignment(&self) -> Option<&PageAlignment> {
+    pub fn alignment(&self) -> Option<&PageAlignment> {
         self.alignment.as_ref()
     }
 
-    pub(crate) fn name(&self) -> &str {
+    /// Name of the disk: `disk0` and so on.
+    pub fn name(&self) -> &str {
         &self.name
     }
 
     /// The disk as an array of its own pages, not aligned.
-    pub(crate) fn pages(&self) -> Box<dyn PageArray> {
+    pub fn pages(&self) -> Box<dyn PageArray> {
         Box::new(DiskPages { name: self.name.clone(), device: self.tracked.clone() })
     }
 
     /// Makes all writes durable. The guest learns of a failure at its own next flush.
-    pub(crate) fn sync(&self) {
+    pub fn sync(&self) {
         if let Err(error) = self.tracked.flush() {
             tracing::warn!(
                 disk = self.name,
@@ -155,7 +159,8 @@ impl RunningDisk {
         self.remote.as_ref().map(|patient| (self.name.clone(), patient.clone()))
     }
 
-    pub(crate) fn device(&self) -> &Arc<TrackedDevice> {
+    /// Layer that tracks what is written.
+    pub fn device(&self) -> &Arc<TrackedDevice> {
         &self.tracked
     }
 
@@ -164,26 +169,29 @@ impl RunningDisk {
         (self.name.clone(), Arc::downgrade(&self.throttle))
     }
 
-    pub(crate) fn throttle(&self) -> &WriteThrottle {
+    /// Layer that slows down what the machine writes.
+    pub fn throttle(&self) -> &WriteThrottle {
         &self.throttle
     }
 
-    pub(crate) fn mirrored(&self) -> &MirrorLayer {
+    /// Layer that may send writes to another host too.
+    pub fn mirrored(&self) -> &MirrorLayer {
         &self.mirrored
     }
 
     /// Pages of the disk that may differ from its base.
-    pub(crate) fn allocated_pages(&self) -> PageSet {
+    pub fn allocated_pages(&self) -> PageSet {
         self.cow.allocated()
     }
 
-    pub(crate) fn allocated_bytes(&self) -> u64 {
+    /// Bytes of the disk that may differ from its base.
+    pub fn allocated_bytes(&self) -> u64 {
         self.cow.allocated().count() * PAGE_SIZE as u64
     }
 }
 
 /// A disk of a machine that does not run.
-pub(crate) struct StoppedDisk {
+pub struct StoppedDisk {
     name: String,
     cow: Arc<Cow>,
     tracked: Arc<TrackedDevice>,
@@ -191,8 +199,8 @@ pub(crate) struct StoppedDisk {
 
 impl StoppedDisk {
     /// Opens disk `index` of the machine.
-    pub(crate) fn open(
-        (places, store): (&MachinePlaces, &Store),
+    pub fn open(
+        (dirs, store): (&MachineDirs, &Store),
         (index, size): (usize, u64),
         base: &DiskBase,
     ) -> Result<Self, RunningError> {
@@ -202,18 +210,19 @@ impl StoppedDisk {
             Arc::new(StoredDisk::new(store.image(Some(root), pages).with_remote_fetch(None)))
         };
         let (base, base_id) = open_base(over, base, size).map_err(failed)?;
-        let cow = Cow::open_with_key(&places.overlay(&name), base, base_id, overlay_key(store).as_ref());
+        let cow = Cow::open_with_key(&dirs.overlay(&name), base, base_id, overlay_key(store).as_ref());
         let cow = Arc::new(cow.map_err(|source| failed(source.into()))?);
         let tracked = Arc::new(TrackedDevice::new(cow.clone()));
         Ok(Self { name, cow, tracked })
     }
 
     /// Pages of the disk that may differ from its base.
-    pub(crate) fn allocated_pages(&self) -> PageSet {
+    pub fn allocated_pages(&self) -> PageSet {
         self.cow.allocated()
     }
 
-    pub(crate) fn pages(&self, cuts: Option<&PageAlignment>) -> Result<Box<dyn PageArray>, RunningError> {
+    /// Pages of the disk in this alignment.
+    pub fn pages(&self, cuts: Option<&PageAlignment>) -> Result<Box<dyn PageArray>, RunningError> {
         let (name, device) = (self.name.clone(), self.tracked.clone());
         let failed =
             |source: AlignmentMismatch| RunningError::Disk { disk: self.name.clone(), source: source.into() };
@@ -223,14 +232,15 @@ impl StoppedDisk {
         })
     }
 
-    pub(crate) fn device(&self) -> &dyn Device {
+    /// Content of the disk.
+    pub fn device(&self) -> &dyn Device {
         &*self.tracked
     }
 }
 
 /// Removes the overlays in the folder of a machine, with their bitmaps in memory. Overlays that remain are
 /// only garbage.
-pub(crate) fn remove_overlays(live_bitmaps: &Path, folder: &Path) {
+pub fn remove_overlays(live_bitmaps: &Path, folder: &Path) {
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         let place = OverlayDir { dir: entry.path(), live_dir: live_bitmaps.to_owned() };
         // Nothing else that is there is removed.

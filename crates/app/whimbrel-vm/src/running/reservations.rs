@@ -17,7 +17,7 @@ use whimbrel_core::lock;
 
 /// Reservations on one file system.
 #[derive(Debug)]
-pub(crate) struct Reservations {
+pub struct Reservations {
     /// A folder of the file system.
     folder: PathBuf,
     promised: Mutex<Promises>,
@@ -38,18 +38,19 @@ struct Promise {
 
 /// Bytes that are promised to one machine.
 #[derive(Debug)]
-pub(crate) struct Reservation {
+pub struct Reservation {
     of: Arc<Reservations>,
     id: u64,
 }
 
 impl Reservations {
-    pub(crate) fn new(folder: &Path) -> Arc<Self> {
+    /// No reservations yet, on the file system of `folder`.
+    pub fn new(folder: &Path) -> Arc<Self> {
         Arc::new(Self { folder: folder.to_owned(), promised: Mutex::default() })
     }
 
     /// Reserves `bytes` if they are there; the error is how many are.
-    pub(crate) fn reserve(self: &Arc<Self>, bytes: u64) -> io::Result<Result<Reservation, u64>> {
+    pub fn reserve(self: &Arc<Self>, bytes: u64) -> io::Result<Result<Reservation, u64>> {
         self.reserve_of(bytes, || free_bytes(&self.folder))
     }
 
@@ -69,12 +70,12 @@ impl Reservations {
     }
 
     /// Reserves for a machine that runs already, whether or not there is room.
-    pub(crate) fn adopt(self: &Arc<Self>, bytes: u64) -> Reservation {
+    pub fn adopt(self: &Arc<Self>, bytes: u64) -> Reservation {
         lock(&self.promised).add(self, bytes)
     }
 
     /// Bytes that are free and promised to nobody.
-    pub(crate) fn spare(&self) -> io::Result<u64> {
+    pub fn spare(&self) -> io::Result<u64> {
         let outstanding = lock(&self.promised).outstanding();
         Ok(free_bytes(&self.folder)?.saturating_sub(outstanding))
     }
@@ -99,7 +100,7 @@ impl Promises {
 
 impl Reservation {
     /// Names the file, or the folder of files, that takes the bytes. Until then all of them are promised.
-    pub(crate) fn taken_by(&self, path: PathBuf) {
+    pub fn taken_by(&self, path: PathBuf) {
         if let Some(promise) = lock(&self.of.promised).all.get_mut(&self.id) {
             promise.taker = Some(path);
         }

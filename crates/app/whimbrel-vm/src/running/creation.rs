@@ -19,14 +19,14 @@ const END_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl RunningMachine {
     /// A new machine, before its first instruction.
-    pub(crate) fn boot(setup: MachineSetup, memory: Reservation) -> Result<Self, RunningError> {
+    pub fn boot(setup: MachineSetup, memory: Reservation) -> Result<Self, RunningError> {
         let start = LaunchOptions { incoming: false, vmgenid: None };
         let warm = launch_new(&setup, memory, start)?;
         MachineBuilder::new(setup, Overlay::New, None).complete(warm)?.with_prepared_state()
     }
 
     /// A machine that was switched off, before its first instruction, with the disks that it left.
-    pub(crate) fn boot_again(
+    pub fn boot_again(
         setup: MachineSetup,
         vmgenid: Option<Vmgenid>,
         memory: Reservation,
@@ -36,7 +36,7 @@ impl RunningMachine {
     }
 
     /// The machine of a capsule; its memory is filled on demand. The caller loads its device state next.
-    pub(crate) fn restore(
+    pub fn restore(
         setup: MachineSetup,
         memory: Option<Digest>,
         warm: PrestartedQemu,
@@ -45,7 +45,7 @@ impl RunningMachine {
     }
 
     /// An incoming machine, still empty. The caller loads its device state once its pages are here.
-    pub(crate) fn create_incoming(
+    pub fn create_incoming(
         setup: MachineSetup,
         vmgenid: Option<Vmgenid>,
         memory: Reservation,
@@ -58,7 +58,7 @@ impl RunningMachine {
     /// A new QEMU over the memory and disks of an incoming machine whose QEMU could not load its device
     /// state. If this fails, the pages of the old one stay. Both directories name one file, so `memory` is
     /// that of the old one.
-    pub(crate) fn create_incoming_again(
+    pub fn create_incoming_again(
         setup: MachineSetup,
         vmgenid: Option<Vmgenid>,
         memory: Reservation,
@@ -68,20 +68,20 @@ impl RunningMachine {
         before.qemu.process().wait(END_TIMEOUT);
         before.dirty_logs.clear();
         before.disks.clear();
-        let places = &setup.places.qemu;
-        let slot = RuntimeDir::create(&places.runtime_dirs, &setup.config, memory)?;
+        let dirs = &setup.dirs.qemu;
+        let slot = RuntimeDir::create(&dirs.runtime_dirs, &setup.config, memory)?;
         if let Err(source) = std::fs::hard_link(before.ram_path(), slot.ram()) {
             let path = slot.ram();
             slot.remove();
             return Err(RunningError::io("link", &path, source));
         }
-        let warm = launch(places, &setup.config, slot, LaunchOptions { incoming: true, vmgenid })?;
+        let warm = launch(dirs, &setup.config, slot, LaunchOptions { incoming: true, vmgenid })?;
         let builder = MachineBuilder::new(setup, Overlay::Existing, None);
         MachineBuilder { incoming: true, arrival: ArrivalKind::ByMigration, ..builder }.complete(warm)
     }
 
     /// Adopts the machine that an earlier process left running in `slot`.
-    pub(crate) fn adopt(
+    pub fn adopt(
         setup: MachineSetup,
         process: &ProcessRecord,
         slot: RuntimeDir,
@@ -105,7 +105,7 @@ impl RunningMachine {
     }
 
     /// Unpauses a machine of this host if an operation had paused it when the earlier process died.
-    pub(crate) fn unpause_after_restart(&mut self) {
+    pub fn unpause_after_restart(&mut self) {
         let paused = self.qemu.status().is_ok_and(|status| status.name == "paused");
         if paused && !self.is_paused_by_user() {
             tracing::info!(
@@ -151,7 +151,7 @@ fn launch_new(
     memory: Reservation,
     start: LaunchOptions,
 ) -> Result<PrestartedQemu, RunningError> {
-    let places = &setup.places.qemu;
-    let slot = RuntimeDir::create(&places.runtime_dirs, &setup.config, memory)?;
-    launch(places, &setup.config, slot, start)
+    let dirs = &setup.dirs.qemu;
+    let slot = RuntimeDir::create(&dirs.runtime_dirs, &setup.config, memory)?;
+    launch(dirs, &setup.config, slot, start)
 }

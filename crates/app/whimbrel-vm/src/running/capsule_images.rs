@@ -11,17 +11,17 @@ const ANCESTORS: usize = 32;
 
 /// The store, and the capsule of it that a machine reads its images from.
 #[derive(Clone)]
-pub(crate) struct CapsuleImages {
+pub struct CapsuleImages {
     /// Store of this host.
-    pub(crate) store: Store,
+    pub store: Store,
     /// Capsule that has the images; none if no image belongs to one.
-    pub(crate) capsule: Option<CapsuleId>,
+    pub capsule: Option<CapsuleId>,
 }
 
 impl CapsuleImages {
     /// The image `name` of the capsule. Objects that a partial capsule lacks are fetched when they are read,
     /// as differences to the newest ancestor that is here.
-    pub(crate) fn image(&self, name: &str, root: Option<Digest>, pages: u64) -> StoredImage {
+    pub fn image(&self, name: &str, root: Option<Digest>, pages: u64) -> StoredImage {
         let image = self.store.image(root, pages);
         match self.capsule.filter(|id| is_partial(&self.store, id)) {
             Some(id) => image.with_remote_fetch(self.ancestor_root(&id, name, pages)),
@@ -70,7 +70,7 @@ pub(super) fn overlay_key(store: &Store) -> Option<OverlayKey> {
 
 /// Whether objects of a capsule are missing here. In doubt it is assumed: asking other hosts costs little, a
 /// missing page costs the machine.
-pub(crate) fn is_partial(store: &Store, capsule: &CapsuleId) -> bool {
+pub fn is_partial(store: &Store, capsule: &CapsuleId) -> bool {
     store.is_partial(capsule).unwrap_or_else(|error| {
         tracing::warn!(%capsule, error = &error as &dyn std::error::Error, "cannot tell whether it is complete");
         true

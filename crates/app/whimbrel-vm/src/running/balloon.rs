@@ -94,7 +94,7 @@ enum Goal {
 
 /// How much memory a guest is to give up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum BalloonGoal {
+pub enum BalloonGoal {
     /// What it can spare, and still work.
     Spare {
         /// Memory of the machine.
@@ -198,18 +198,18 @@ impl BalloonPlan {
 
 impl RunningMachine {
     /// Memory that the balloon leaves the guest.
-    pub(crate) fn memory_left(&self) -> Result<ByteSize, RunningError> {
+    pub fn memory_left(&self) -> Result<ByteSize, RunningError> {
         Ok(balloon_stats(self)?.actual)
     }
 
     /// Sets the size that the balloon is to leave the guest.
-    pub(crate) fn set_balloon(&self, size: ByteSize) -> Result<(), RunningError> {
+    pub fn set_balloon(&self, size: ByteSize) -> Result<(), RunningError> {
         self.qemu.balloon(size).map_err(qemu_error)
     }
 
     /// Shrinks the memory of the guest. `observe` is told the size now and then, and says whether to go on.
     /// Returns the memory that the guest is left with; none if it was called off.
-    pub(crate) fn shrink_memory(
+    pub fn shrink_memory(
         &mut self,
         goal: BalloonGoal,
         observe: &mut dyn FnMut(u64) -> bool,
