@@ -7,19 +7,18 @@ use crate::{
     image::ImageSources,
     machine::{
         cleanup::Cleanup,
+        cloud_init,
         entry::Machine,
         folder,
         prestarted_qemu::PrestartedQemus,
         record::{DiskBase, Phase, Record},
         registry::MachineRegistry,
-        reservations::Reservations,
         self_start::SelfStarts,
         settings,
     },
     migrate::{source::pending_handovers::PendingHandovers, target::missing_pages::PageFetchers},
     network::{late_frames::RecentArrivals, managed::ManagedNetworks, tunnel::Tunnels},
     protect::Protections,
-    running::{RunningMachine, cloud_init},
     schedule::Schedules,
     server::{
         metrics::StoreSample,
@@ -44,6 +43,7 @@ use whimbrel_core::{
 use whimbrel_migrate::target::IncomingMigrations;
 use whimbrel_net::{Mac, PortFilter};
 use whimbrel_store::MasterKey;
+use whimbrel_vm::{Reservations, RunningError, RunningMachine};
 
 /// Default time for a guest to shut down.
 const POWERDOWN: Duration = Duration::from_secs(60);
@@ -246,10 +246,10 @@ impl Daemon {
         record: &Record,
         cloud_init: Option<&CloudInit>,
     ) -> Result<RunningMachine, DaemonError> {
-        let Some(wanted) = cloud_init else { return RunningMachine::boot(self, record) };
         folder::prepare(&self.directories, &record.name)?;
-        let written = cloud_init::write(&self.directories.machine(&record.name), &record.name, wanted);
-        written.and_then(|()| RunningMachine::boot(self, record)).or_else(|error| {
+        let folder = self.directories.machine(&record.name);
+        let written = cloud_init.map_or(Ok(()), |wanted| cloud_init::write(&folder, &record.name, wanted));
+        written.and_then(|()| self.boot(record)).or_else(|error| {
             folder::delete(&self.directories, &record.name)?;
             Err(error)
         })
@@ -292,7 +292,7 @@ impl Daemon {
     ) -> Result<Arc<Machine>, DaemonError> {
         record.process = Some(live.process_record());
         record.vmgenid = live.qemu.vmgenid().ok().map(|guid| guid.to_string());
-        if let Err(error) = record.save(&self.directories).and_then(|()| live.start()) {
+        if let Err(error) = record.save(&self.directories).and_then(|()| Ok(live.start()?)) {
             live.end();
             return Err(error);
         }
@@ -348,7 +348,7 @@ impl Daemon {
                 if request.mode == StopMode::Powerdown {
                     let patience = request.timeout_s.map_or(POWERDOWN, Duration::from_secs);
                     match turn.running()?.powerdown(patience) {
-                        Err(DaemonError::StillRunning { .. }) if request.force => {}
+                        Err(RunningError::StillRunning { .. }) if request.force => {}
                         pressed => pressed?,
                     }
                 }
@@ -388,7 +388,7 @@ impl Daemon {
         let directories = self.directories.clone();
         let set = move |record: &mut Record, live: &mut RunningMachine| {
             let memory = record.config.memory;
-            let size = crate::running::balloon::checked_size(size, memory)?;
+            let size = crate::machine::balloon::checked_size(size, memory)?;
             live.qemu
                 .balloon(size)
                 .map_err(|source| DaemonError::Qemu { action: "set the balloon", source: source.into() })?;

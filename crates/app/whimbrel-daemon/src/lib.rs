@@ -4,8 +4,8 @@
 //! daemon adopts it. Capsules and records survive the host.
 //!
 //! [`run`] starts it with [`DaemonOptions`]. `daemon` has the state and the short requests; `capsule`,
-//! `migrate`, `protect` and `transfer` the long ones; `machine` locks, records and recovery; `running` the
-//! parts of a running machine; `server` the interfaces for users and peers.
+//! `migrate`, `protect` and `transfer` the long ones; `machine` locks, records and recovery; `server` the
+//! interfaces for users and peers. What runs a machine is `whimbrel-vm`, which knows no daemon.
 
 mod capsule;
 mod core;
@@ -19,7 +19,6 @@ mod migrate;
 mod network;
 mod peers;
 mod protect;
-mod running;
 mod schedule;
 mod server;
 mod transfer;

@@ -1,11 +1,14 @@
-//! The process of one machine. What there is so far: a running machine passes from one process to another.
+//! A running machine: its QEMU process and everything attached to it. The library knows no daemon: who runs a
+//! machine gives it values ([`MachineSetup`]) and a reservation of its memory.
+//!
+//! # Passing a machine to another process
 //!
 //! The old process offers copies of the machine's descriptors while the guest runs, and the new one
 //! prepares all that it can. Then the old one stops the guest and sends the state that no descriptor has;
 //! the new one says that it could go on, gets the machine, and continues the guest. [`swap`] is the
 //! decision who has the machine, pure and for every death and every message that does not arrive; [`give`]
 //! and [`take`] do what it says. [`channel`] carries packets and descriptors between two processes of one
-//! user.
+//! user. The daemon does not use it yet.
 //!
 //! Invariants: at every instant at most one process acts on the guest, its memory, its disks and its
 //! control connection. One that lives can always have it. A dirty page is known to whoever has the machine,
@@ -15,7 +18,16 @@ pub mod channel;
 mod exchange;
 mod machine;
 mod message;
+mod running;
 pub mod swap;
 
 pub use exchange::{Given, PassError, Step, SwapLimits, Taken, give, take};
-pub use machine::{Disk, PartError, RunningMachine};
+pub use machine::{Disk, MachineParts, PartError};
+pub use running::{
+    AgentCommands, AgentError, ArrivalKind, BalloonGoal, CapsuleImages, CaptureBreaks, CapturedArrays,
+    ConnectTunnel, DiskBase, Failpoint, GuestAgent, GuestRequests, LaunchOptions, MachineDirs, MachineSetup,
+    NetworkPort, Overlay, PagerView, PausableMachine, PortTarget, PrestartedQemu, ProcessRecord, QemuDirs,
+    RamFile, RequestSlot, Reservation, Reservations, RunningDisk, RunningError, RunningMachine,
+    RunningMemory, StoppedDisk, Template, TemplateKey, Templates, TrafficView, Tunnel, TunnelView,
+    is_partial, remove_overlays, runtime_dir,
+};

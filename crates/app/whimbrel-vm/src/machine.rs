@@ -1,4 +1,5 @@
-//! Running machine of this process: its QEMU, its memory, its disks, and what was written to them.
+//! Parts of a running machine that pass to another process: its QEMU, its memory, its disks, and what was
+//! written to them.
 
 use std::{
     fs::File,
@@ -21,9 +22,9 @@ use whimbrel_memory::{AttachError, Attachment};
 use whimbrel_nbd::{ConnectionState, Options, Server, ServerParts, serve_parts};
 use whimbrel_qemu::Qemu;
 
-/// Machine that runs under this process.
+/// Parts of a machine that runs under this process.
 #[derive(Debug)]
-pub struct RunningMachine {
+pub struct MachineParts {
     /// QEMU under control.
     pub qemu: Qemu,
     /// Attachment to its memory.
@@ -81,7 +82,7 @@ pub(crate) struct DiskFiles {
     pub(crate) listener: UnixListener,
 }
 
-impl RunningMachine {
+impl MachineParts {
     /// A machine whose dirty pages nobody follows yet.
     pub fn new(qemu: Qemu, memory: Attachment, disks: Vec<Disk>) -> Result<Self, PartError> {
         let dirty_logs = dirty_logs(&memory, &disks)?;

@@ -20,7 +20,7 @@ mod process;
 mod qmp;
 mod state;
 
-pub use console::{Console, Ended, Subscription};
+pub use console::{Console, ConsoleState, Ended, HeldOutputState, Subscription};
 pub use file_access::restricts_files;
 pub use image::{Conversion, ImageError, ImageFormat};
 pub use launch::{LaunchError, LaunchSpec, RamBacking, Sharing, SpecError, Vmgenid};

@@ -10,7 +10,6 @@ use crate::{
         entry::MachineLock,
         record::{Phase, Record},
     },
-    running::{CaptureBreaks, NetworkPort, PausableMachine, RunningMachine, remove_overlays},
 };
 use std::{collections::BTreeMap, time::Instant};
 use whimbrel_alignment::PageAlignment;
@@ -26,6 +25,9 @@ use whimbrel_core::{CapsuleId, Digest, MachineName, RefName};
 use whimbrel_image::{ImageRef, Manifest};
 use whimbrel_machine::MachineError;
 use whimbrel_store::{CapsuleWriter, ImageWriter};
+use whimbrel_vm::{
+    CaptureBreaks, CapturedArrays, NetworkPort, PausableMachine, RunningMachine, remove_overlays,
+};
 
 #[derive(Debug, Clone)]
 pub(crate) struct CheckpointOptions {
@@ -39,25 +41,6 @@ impl CheckpointOptions {
     /// Memory and all disks, without a tag.
     pub(crate) fn without_tag(balloon: BalloonTarget) -> Self {
         Self { tag: None, labels: BTreeMap::new(), balloon, arrays: CapturedArrays::All }
-    }
-}
-
-/// The arrays of a machine that go into a capsule.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum CapturedArrays {
-    /// Memory and disks: a capsule that can be resumed.
-    All,
-    /// Disks only: a disk-only capsule, from which a machine boots.
-    Disks,
-}
-
-impl CapturedArrays {
-    fn of(self, ledgers: &mut [DirtyLog]) -> &mut [DirtyLog] {
-        match self {
-            Self::All => ledgers,
-            // Memory is the first array.
-            Self::Disks => ledgers.get_mut(1..).unwrap_or_default(),
-        }
     }
 }
 
@@ -143,7 +126,7 @@ impl Daemon {
         }
         turn.running.take().into_iter().for_each(RunningMachine::end);
         // The capsule has the disks; the overlays are no longer needed.
-        remove_overlays(&self.directories, &self.directories.machine(&turn.record.name));
+        remove_overlays(&self.directories.live_bitmaps(), &self.directories.machine(&turn.record.name));
         Ok(())
     }
 
@@ -180,13 +163,13 @@ impl Daemon {
         let finish = if was_paused { AfterCapture::StayPaused } else { finish };
         let stored_before = self.stored_bytes();
         let writer = self.store.writer().map_err(refs::store_error("begin to write"))?;
-        live.align_disks(self, record)?;
+        live.align_disks(|index, disk| self.alignment_for(record, index, disk))?;
         let ledgers = wanted.arrays.of(&mut live.dirty_logs);
         attach_consumer(ledgers, &mut live.bases)?;
         let cuts = |name: &str| live.disks.iter().find(|disk| disk.name() == name)?.alignment().cloned();
         let mut sink = StoreSink::new(&writer, ledgers, &live.bases, cuts)?;
         let pace = checkpoint_policy(was_paused);
-        let captured = live.capture((wanted.arrays, breaks), &mut sink, &pace, finish, reporter)?;
+        let captured = capture_for_store(live, (wanted.arrays, breaks), &mut sink, &pace, finish, reporter)?;
         // The labels say already how much memory the guest is to get back.
         let labels = labels_of(record, wanted);
         if finish == AfterCapture::Unpause {
@@ -359,34 +342,32 @@ pub(crate) fn report(reporter: &ProgressReporter, progress: Progress) {
     reporter.progress(&stage, Unit::Pages, progress.done, Some(progress.total));
 }
 
-impl RunningMachine {
-    /// Runs the capture loop of the store over arrays of the machine. Without memory the device state
-    /// is empty.
-    fn capture(
-        &mut self,
-        (arrays, breaks): (CapturedArrays, &mut Option<&mut dyn CaptureBreaks>),
-        sink: &mut StoreSink,
-        pace: &CheckpointPolicy,
-        finish: AfterCapture,
-        reporter: &ProgressReporter,
-    ) -> Result<Captured, DaemonError> {
-        let was_paused = self.is_paused();
-        let RunningMachine { qemu, dirty_logs: ledgers, disks, ports, .. } = self;
-        let machine = PausableMachine { qemu, disks, keep_paused: was_paused, buffering_ports: &[] };
-        let mut machine: Box<dyn whimbrel_machine::Machine + '_> = match arrays {
-            CapturedArrays::All => Box::new(machine),
-            CapturedArrays::Disks => Box::new(DisksOnly(machine)),
-        };
-        let machine = &mut *machine;
-        let dirty_logs = arrays.of(ledgers);
-        let mut subject = CaptureSource { machine, dirty_logs, consumer: Consumer::Store };
-        let mut sink = SinkWithBreaks { sink, breaks, ports };
-        let captured = capture(&mut subject, &mut sink, pace, finish, &mut |progress| {
-            report(reporter, progress);
-            reporter.flow()
-        });
-        captured.map_err(|source| DaemonError::Capture { source })
-    }
+/// Runs the capture loop of the store over arrays of the machine. Without memory the device state
+/// is empty.
+fn capture_for_store(
+    live: &mut RunningMachine,
+    (arrays, breaks): (CapturedArrays, &mut Option<&mut dyn CaptureBreaks>),
+    sink: &mut StoreSink,
+    pace: &CheckpointPolicy,
+    finish: AfterCapture,
+    reporter: &ProgressReporter,
+) -> Result<Captured, DaemonError> {
+    let was_paused = live.is_paused();
+    let RunningMachine { qemu, dirty_logs: ledgers, disks, ports, .. } = live;
+    let machine = PausableMachine { qemu, disks, keep_paused: was_paused, buffering_ports: &[] };
+    let mut machine: Box<dyn whimbrel_machine::Machine + '_> = match arrays {
+        CapturedArrays::All => Box::new(machine),
+        CapturedArrays::Disks => Box::new(DisksOnly(machine)),
+    };
+    let machine = &mut *machine;
+    let dirty_logs = arrays.of(ledgers);
+    let mut subject = CaptureSource { machine, dirty_logs, consumer: Consumer::Store };
+    let mut sink = SinkWithBreaks { sink, breaks, ports };
+    let captured = capture(&mut subject, &mut sink, pace, finish, &mut |progress| {
+        report(reporter, progress);
+        reporter.flow()
+    });
+    captured.map_err(|source| DaemonError::Capture { source })
 }
 
 /// The store as a sink that makes breaks for another consumer.

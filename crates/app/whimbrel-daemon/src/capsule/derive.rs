@@ -5,16 +5,13 @@
 //! needed that a capsule with children is immutable: its id is the digest of its content.
 
 use crate::{
+    capsule::disk_alignment::{disk_bases, unaligned},
     core::{error::DaemonError, refs, state::Core},
     daemon::{Daemon, nic_of},
     machine::{
-        folder,
+        cloud_init, folder,
         record::{DiskBase, Record},
         settings,
-    },
-    running::{
-        cloud_init,
-        disk_alignment::{disk_bases, unaligned},
     },
 };
 use std::sync::Arc;
@@ -63,7 +60,7 @@ impl Daemon {
         if let Err(error) = live.set_stored_bases(&disks.images) {
             live.end();
             folder::delete(&self.directories, &request.name)?;
-            return Err(error);
+            return Err(error.into());
         }
         let machine = self.register_started(record, live)?;
         self.publish(&request.name, request.publish)?;

@@ -6,13 +6,13 @@
 
 use crate::{
     capsule::checkpoint::{self, CheckpointOptions},
+    capsule::disk_alignment::image_pages,
     core::{error::DaemonError, operations::ProgressReporter, refs},
     daemon::Daemon,
     machine::{
         entry::MachineLock,
         record::{DiskBase, Phase, Record},
     },
-    running::{StoppedDisk, disk_alignment::image_pages},
 };
 use std::time::Instant;
 use whimbrel_api::{CaptureReport, RoundInfo, Unit};
@@ -20,6 +20,7 @@ use whimbrel_capture::AfterCapture;
 use whimbrel_core::{CapsuleId, EXTENT_PAGES, PAGE_SIZE, PageSet};
 use whimbrel_image::ImageRef;
 use whimbrel_store::CapsuleWriter;
+use whimbrel_vm::StoppedDisk;
 
 impl Daemon {
     /// Takes a disk-only capsule of a machine, whether it runs or not.
@@ -89,8 +90,8 @@ impl Daemon {
             return Err(DaemonError::MissingPages { name, from });
         }
         let (size, base) = (record.config.disks[index].size.0, &record.bases[index]);
-        let at = (&self.directories, &self.store);
-        let disk = StoppedDisk::open(at, &record.name, (index, size), base)?;
+        let dirs = self.directories.machine_dirs(&record.name);
+        let disk = StoppedDisk::open((&dirs, &self.store), (index, size), base)?;
         let cuts = self.alignment_for(record, index, disk.device());
         let mut pages = disk.pages(cuts.as_ref())?;
         let owned = || image_pages(cuts.as_ref(), disk.allocated_pages());

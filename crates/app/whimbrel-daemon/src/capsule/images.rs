@@ -5,10 +5,8 @@ use crate::{
     core::{error::DaemonError, refs},
     daemon::Daemon,
     machine::record::Record,
-    running::PagerView,
 };
 use std::{
-    collections::HashSet,
     sync::Arc,
     thread,
     time::{Duration, Instant},
@@ -16,9 +14,8 @@ use std::{
 use whimbrel_core::{CapsuleId, Digest};
 use whimbrel_image::{Manifest, PrefetchList};
 use whimbrel_store::{CapsuleWriter, StoredImage};
+use whimbrel_vm::{CapsuleImages, PagerView};
 
-/// Ancestors that are searched for an older version of an image.
-const ANCESTORS: usize = 32;
 /// Slightly longer than the pager records touched pages.
 const FIRST_SECONDS: Duration = Duration::from_millis(10_500);
 
@@ -43,48 +40,18 @@ impl Daemon {
 }
 
 impl Core {
-    /// The image `name` of a capsule. Objects that a partial capsule lacks are fetched when they are read, as
-    /// differences to the newest ancestor that is here.
+    /// The image `name` of a capsule. Objects that a partial capsule lacks are fetched when they are read.
     pub(crate) fn image(
         &self,
         capsule: Option<CapsuleId>,
         (name, root, pages): (&str, Option<Digest>, u64),
     ) -> StoredImage {
-        let image = self.store.image(root, pages);
-        match capsule.filter(|id| self.is_partial(id)) {
-            Some(id) => image.with_remote_fetch(self.ancestor_root(&id, name, pages)),
-            None => image,
-        }
+        CapsuleImages { store: self.store.clone(), capsule }.image(name, root, pages)
     }
 
-    /// Whether objects of a capsule are missing here. In doubt it is assumed: asking other hosts costs
-    /// little, a missing page costs the machine.
+    /// Whether objects of a capsule are missing here.
     pub(crate) fn is_partial(&self, capsule: &CapsuleId) -> bool {
-        self.store.is_partial(capsule).unwrap_or_else(|error| {
-            tracing::warn!(%capsule, error = &error as &dyn std::error::Error, "cannot tell whether it is complete");
-            true
-        })
-    }
-
-    /// Root of the same image in the nearest ancestor whose root is here.
-    fn ancestor_root(&self, capsule: &CapsuleId, name: &str, pages: u64) -> Option<Digest> {
-        let mut seen = HashSet::new();
-        let mut level = self.store.manifest(capsule).ok()?.parents;
-        while !level.is_empty() && seen.len() < ANCESTORS {
-            let mut above = Vec::new();
-            for id in level.into_iter().filter(|id| seen.insert(*id)) {
-                let Ok(manifest) = self.store.manifest(&id) else { continue };
-                let same = manifest.image(name).filter(|image| image.pages == pages);
-                if let Some(root) = same.and_then(|image| image.root)
-                    && self.store.has(&[root]) == [true]
-                {
-                    return Some(root);
-                }
-                above.extend(manifest.parents);
-            }
-            level = above;
-        }
-        None
+        whimbrel_vm::is_partial(&self.store, capsule)
     }
 
     /// Fetches the pages on the prefetch list of a capsule in few large requests. A failure does no harm:

@@ -2,10 +2,10 @@
 //! capsules.
 
 use crate::{
+    capsule::disk_alignment::{aligned, first_alignment, unaligned},
     capsule::disk_image::open_image,
     core::{error::DaemonError, operations::ProgressReporter, refs},
     daemon::Daemon,
-    running::disk_alignment::{aligned, first_alignment, unaligned},
 };
 use std::{collections::BTreeMap, fs::File, os::unix::fs::FileExt, path::Path, process::Command, sync::Arc};
 use whimbrel_api::{

@@ -2,6 +2,7 @@
 
 pub(crate) mod checkpoint;
 pub(crate) mod derive;
+pub(crate) mod disk_alignment;
 mod disk_checkpoint;
 pub(crate) mod disk_image;
 mod encryption;

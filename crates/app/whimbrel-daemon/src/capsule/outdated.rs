@@ -5,6 +5,7 @@
 //! user has to examine the pages that both sides changed in different ways; files are not known here.
 
 use crate::{
+    capsule::disk_alignment::image_pages,
     capsule::graph::{CapsuleGraph, closure},
     core::state::Core,
     core::{error::DaemonError, refs},
@@ -13,12 +14,12 @@ use crate::{
         entry::{Machine, MachineLock},
         record::{DiskBase, Phase},
     },
-    running::{StoppedDisk, disk_alignment::image_pages},
 };
 use std::collections::{BTreeMap, BTreeSet};
 use whimbrel_api::{CapsuleRef, DiskRebase, OutdatedChild, OutdatedReport, RefVersion};
 use whimbrel_core::{CapsuleId, PageSet};
 use whimbrel_image::Manifest;
+use whimbrel_vm::StoppedDisk;
 
 /// Runs of conflicting pages that are reported for each disk.
 const RUNS_MAX: usize = 16;
@@ -173,8 +174,9 @@ impl Core {
             return Ok(disk.allocated_pages());
         }
         let (record, size) = (&turn.record, turn.record.config.disks[index].size.0);
-        let at = (&self.directories, &self.store);
-        Ok(StoppedDisk::open(at, &record.name, (index, size), &record.bases[index])?.allocated_pages())
+        let dirs = self.directories.machine_dirs(&record.name);
+        let at = (&dirs, &self.store);
+        Ok(StoppedDisk::open(at, (index, size), &record.bases[index])?.allocated_pages())
     }
 }
 

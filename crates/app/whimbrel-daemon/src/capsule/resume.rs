@@ -4,15 +4,12 @@
 //! state, write the record, and only then run the CPUs. A failure before the end leaves nothing behind.
 
 use crate::{
+    capsule::disk_alignment::disk_bases,
     core::state::Core,
     core::{error::DaemonError, operations::ProgressReporter, refs},
     daemon::Daemon,
-    machine::{
-        prestarted_qemu::PrestartedQemu,
-        record::{Phase, Record},
-    },
+    machine::record::{Phase, Record},
     network::tunnel,
-    running::{RunningMachine, disk_alignment::disk_bases, remove_overlays},
 };
 use std::{
     sync::Arc,
@@ -26,6 +23,7 @@ use whimbrel_core::{ByteSize, CapsuleId, MachineName};
 use whimbrel_image::Manifest;
 use whimbrel_migrate::protocol::HomeNetwork;
 use whimbrel_qemu::VmIdentity;
+use whimbrel_vm::{RunningMachine, remove_overlays};
 
 /// Most clones in one request.
 const CLONES_MAX: u32 = 1000;
@@ -243,12 +241,12 @@ impl Daemon {
         self.materialize_boot_files(plan.manifest)?;
         if suspended.is_some() {
             // The capsule has the disks. A resume that failed may have left overlays.
-            remove_overlays(&self.directories, &self.directories.machine(&plan.name));
+            remove_overlays(&self.directories.live_bitmaps(), &self.directories.machine(&plan.name));
         }
         let mut record = plan.record();
         suspended.iter().for_each(|turn| record.settings = turn.record.settings.clone());
         let live = match plan.manifest.device.is_empty() {
-            true => RunningMachine::boot(self, &record)?,
+            true => self.boot(&record)?,
             false => self.restore(plan, &record, reporter)?,
         };
         self.end_tunnels_of(&mut record);
@@ -279,12 +277,12 @@ impl Daemon {
         let memory = plan.manifest.image("memory").and_then(|image| image.root);
         let warm = match plan.kind {
             Kind::Same | Kind::Copy => self.take_or_start_qemu(&record.config)?,
-            Kind::Clone => PrestartedQemu::start_clone(self, &record.config, (memory, record.config.memory))?,
+            Kind::Clone => self.start_clone(&record.config, (memory, record.config.memory))?,
         };
-        let mut live = RunningMachine::restore(self, record, memory, warm)?;
+        let mut live = self.restore_machine(record, memory, warm)?;
         let loaded = self.prefetch_memory(plan, &live, reporter).and_then(|()| {
             live.load(&device_state, VmIdentity::New)?;
-            live.set_stored_bases(&plan.manifest.images)
+            Ok(live.set_stored_bases(&plan.manifest.images)?)
         });
         match loaded {
             Ok(()) => Ok(live),
@@ -364,7 +362,7 @@ impl Plan<'_> {
         let former = self.manifest.labels.get(refs::BALLOON_LABEL).and_then(|bytes| bytes.parse().ok());
         record.squeezed_from = former
             .map(ByteSize)
-            .and_then(|size| crate::running::balloon::checked_size(size, record.config.memory).ok());
+            .and_then(|size| crate::machine::balloon::checked_size(size, record.config.memory).ok());
         record.ballooned = record.squeezed_from.filter(|size| *size < record.config.memory);
         record.tunnel = self.tunnel.clone();
         if self.kind != Kind::Same {

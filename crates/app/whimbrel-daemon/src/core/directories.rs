@@ -29,6 +29,7 @@ use std::{
     path::{Path, PathBuf},
 };
 use whimbrel_core::{CapsuleId, Digest, MachineName};
+use whimbrel_vm::{MachineDirs, QemuDirs};
 use whimbrel_wire::{atomic_file, private_dir};
 
 #[derive(Debug, Clone)]
@@ -91,6 +92,21 @@ impl Directories {
     /// Prefetch list of a capsule, from its last resume here.
     pub(crate) fn prefetch_list(&self, capsule: &CapsuleId) -> PathBuf {
         self.prefetch_lists().join(capsule.to_string())
+    }
+
+    /// Folders in which a QEMU starts.
+    pub(crate) fn qemu_dirs(&self) -> QemuDirs {
+        QemuDirs { runtime_dirs: self.runtime_dirs(), boot_files: self.boot_dir() }
+    }
+
+    /// Folders of a machine.
+    pub(crate) fn machine_dirs(&self, name: &MachineName) -> MachineDirs {
+        MachineDirs {
+            qemu: self.qemu_dirs(),
+            folder: self.machine(name),
+            live_bitmaps: self.live_bitmaps(),
+            console_log: self.console_log(name),
+        }
     }
 
     pub(crate) fn runtime_dir(&self, id: &str) -> PathBuf {

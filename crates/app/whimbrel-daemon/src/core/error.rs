@@ -14,6 +14,7 @@ use whimbrel_pool::client::PoolError;
 use whimbrel_protect::PrimaryError;
 use whimbrel_qemu::{ImageError, ImageFormat};
 use whimbrel_store::StoreError;
+use whimbrel_vm::RunningError;
 use whimbrel_wire::{private_dir::PrivateDirError, web_tls::WebTlsError};
 
 type Cause = Box<dyn Error + Send + Sync>;
@@ -128,6 +129,20 @@ pub enum DaemonError {
     Thread { source: io::Error },
     #[error("a bug in the daemon stopped the operation")]
     Panicked,
+}
+
+impl From<RunningError> for DaemonError {
+    fn from(error: RunningError) -> Self {
+        match error {
+            RunningError::Io { action, path, source } => Self::Io { action, path, source },
+            RunningError::Qemu { action, source } => Self::Qemu { action, source },
+            RunningError::Memory { source } => Self::Memory { source },
+            RunningError::Disk { disk, source } => Self::Disk { disk, source },
+            RunningError::Port { port, source } => Self::Port { port, source },
+            RunningError::Store { action, source } => crate::core::refs::store_error(action)(source),
+            RunningError::StillRunning { seconds } => Self::StillRunning { seconds },
+        }
+    }
 }
 
 impl DaemonError {

@@ -5,7 +5,6 @@ pub(crate) mod directories;
 pub(crate) mod error;
 pub(crate) mod event_counts;
 pub(crate) mod event_log;
-pub(crate) mod failpoint;
 mod free_memory;
 pub(crate) mod history;
 pub(crate) mod master_key;

@@ -5,12 +5,13 @@
 //! find no host.
 
 use super::plan::SpareCapacity;
-use crate::{core::error::DaemonError, daemon::Daemon, machine::reservations::Reservations};
+use crate::{core::error::DaemonError, daemon::Daemon};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 use whimbrel_core::{HostName, MachineName};
 use whimbrel_transfer::{WireLink, call};
+use whimbrel_vm::Reservations;
 use whimbrel_wire::{Call, range};
 
 /// Most machines in one query: if all are refused, each with a reason, the header of the reply still holds

@@ -5,17 +5,16 @@
 //! the machine's memory here, and gives it back. Holes are not copied and stay holes until the guest uses
 //! them again, here or there. Without the agent the balloon alone makes the guest drop caches, more slowly.
 
-use super::agent::AgentCommands;
 use crate::{
     core::state::Core,
     core::{error::DaemonError, operations::ProgressReporter},
     machine::record::Record,
-    running::RunningMachine,
 };
 use std::{os::unix::fs::MetadataExt as _, time::Duration};
 use whimbrel_api::{BalloonTarget, Unit};
 use whimbrel_core::ByteSize;
 use whimbrel_guest_protocol::{Command, Report};
+use whimbrel_vm::{AgentCommands, RunningMachine};
 
 /// Time limit for dropping caches: a guest full of them takes a while.
 const DROP_TIMEOUT: Duration = Duration::from_secs(10);

@@ -3,7 +3,7 @@
 //! One call after the handover, so that it costs no downtime. If it is lost, or if the owner of that host did
 //! not give this one the right `guest`, the guest may request nothing there, as by default.
 
-use super::agent::spawn;
+use super::spawn;
 use crate::daemon::Daemon;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};

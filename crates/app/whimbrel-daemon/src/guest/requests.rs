@@ -5,30 +5,30 @@
 //! and compared, never executed; its tags are `guest.MACHINE.TAG`, so it overwrites no other name. It has one
 //! request at a time, which is checked before a thread is started for it.
 
-use super::agent::{AgentCommands, spawn};
+use super::spawn;
 use crate::{
     capsule::checkpoint::CheckpointOptions,
     core::{error::DaemonError, refs},
     daemon::Daemon,
 };
-use std::sync::{Arc, Weak, atomic::Ordering};
+use std::sync::{Arc, Weak};
 use whimbrel_api::{CheckpointRequest, Operation, OperationResult, OperationState, SelfService};
 use whimbrel_core::{HostName, MachineName, RefName, error_chain};
 use whimbrel_guest_protocol::{GuestRequest, RequestOutcome};
+use whimbrel_vm::{AgentCommands, GuestRequests};
 
-/// The right to make a request, which the guest has once; returned when dropped.
-struct RequestSlot(AgentCommands);
-
-impl RequestSlot {
-    fn take(guest: &AgentCommands) -> Option<Self> {
-        let taken = guest.0.is_requesting.swap(true, Ordering::AcqRel);
-        (!taken).then(|| Self(guest.clone()))
-    }
+/// Carries out what the guest of one machine requests.
+pub(crate) struct GuestRequestHandler {
+    pub(crate) host: Weak<Daemon>,
+    pub(crate) machine: MachineName,
 }
 
-impl Drop for RequestSlot {
-    fn drop(&mut self) {
-        self.0.0.is_requesting.store(false, Ordering::Release);
+impl GuestRequests for GuestRequestHandler {
+    /// Checks a request at once, and carries it out on a thread of its own.
+    fn handle(&self, guest: AgentCommands, id: u32, request: GuestRequest) {
+        if let Some(host) = self.host.upgrade() {
+            handle_request(&host, &self.machine, guest, id, request);
+        }
     }
 }
 
@@ -59,16 +59,14 @@ impl PermittedRequest {
     }
 }
 
-/// Handles a guest request: checks it at once, and carries it out on a thread of its own.
-pub(super) fn handle_request(
-    host: &Weak<Daemon>,
+fn handle_request(
+    host: &Arc<Daemon>,
     machine: &MachineName,
     guest: AgentCommands,
     id: u32,
     ask: GuestRequest,
 ) {
-    let Some(host) = host.upgrade() else { return };
-    let Some(slot) = RequestSlot::take(&guest) else {
+    let Some(slot) = guest.begin_request() else {
         let busy = "another request of this guest is being carried out".to_owned();
         return guest.send_result(id, RequestOutcome::Refused(busy));
     };
@@ -81,7 +79,7 @@ pub(super) fn handle_request(
         Ok(permitted) => permitted,
         Err(error) => return guest.send_result(id, refused(&error)),
     };
-    let machine = machine.clone();
+    let (host, machine) = (host.clone(), machine.clone());
     spawn("guest-request", move || {
         match host.start_guest_request(&machine, permitted) {
             Ok(operation) => {

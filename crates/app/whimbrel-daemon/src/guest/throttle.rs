@@ -5,11 +5,8 @@
 //! little more, until nothing is left to do. What was done ends with the pause (the CPUs), with the migration
 //! however it ends, and with this process; in the guest it ends with the hello of the new host.
 
-use super::agent::{AgentCommands, AgentError, spawn};
-use crate::{
-    core::{error::DaemonError, operations::ProgressReporter},
-    running::RunningMachine,
-};
+use super::spawn;
+use crate::core::{error::DaemonError, operations::ProgressReporter};
 use std::{
     sync::mpsc::{self, RecvTimeoutError, Sender},
     time::Duration,
@@ -20,6 +17,7 @@ use whimbrel_core::PageSet;
 use whimbrel_guest_protocol::{Command, Process, Report, SAMPLE_MAX, WRITES_ALLOWED};
 use whimbrel_machine::{Machine, MachineError};
 use whimbrel_memory::{CpuShare, Throttle};
+use whimbrel_vm::{AgentCommands, AgentError, RunningMachine};
 
 /// Predicted downtime up to which a machine is not slowed down, unless its user set another.
 const BEARABLE_DOWNTIME: Duration = Duration::from_millis(100);

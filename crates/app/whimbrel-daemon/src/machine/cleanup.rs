@@ -16,7 +16,6 @@ use crate::{
         folder::{erase, move_to_trash},
         record::{Phase, Record},
     },
-    running::RunningMachine,
 };
 use std::{
     fs,
@@ -27,6 +26,7 @@ use std::{
 };
 use whimbrel_core::lock;
 use whimbrel_migrate::protocol::HandoverId;
+use whimbrel_vm::RunningMachine;
 
 #[derive(Default)]
 pub(crate) struct Cleanup {

@@ -6,8 +6,10 @@
 
 use crate::{
     core::{error::DaemonError, event_log::EventLog},
-    machine::record::{DiskBase, Phase, Record},
-    running::{RunningMachine, TrafficView},
+    machine::{
+        console::{ConsoleView, SerialStream},
+        record::{DiskBase, Phase, Record},
+    },
 };
 use std::{
     ops::{Deref, DerefMut},
@@ -21,6 +23,7 @@ use whimbrel_api::{DiskInfo, EventKind, MachineInfo, MachineState, NicInfo, Oper
 use whimbrel_capture::dirty_observer::DirtyObserver;
 use whimbrel_core::{ByteSize, CapsuleId, MachineName, lock};
 use whimbrel_migrate::postcopy::PageServer;
+use whimbrel_vm::{RunningMachine, TrafficView};
 
 /// Time to wait for a handover to give up its lock: an attempt to connect, and the longest delay between two.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(40);
@@ -57,9 +60,9 @@ struct View {
     info: MachineInfo,
     /// Capsule that must not be collected.
     needed: Vec<CapsuleId>,
-    pager: Option<crate::running::PagerView>,
-    console: Option<crate::running::ConsoleView>,
-    tunnel: Option<crate::network::tunnel::TunnelView>,
+    pager: Option<whimbrel_vm::PagerView>,
+    console: Option<ConsoleView>,
+    tunnel: Option<whimbrel_vm::TunnelView>,
     observer: Option<DirtyObserver>,
     page_server: Option<Arc<PageServer>>,
     traffic: TrafficView,
@@ -222,7 +225,7 @@ impl Machine {
             *missing_pages = (now.asked || now.missing_at_start.is_some()).then_some(now.progress.missing);
             *stalled = now.stalled.filter(|_| !now.connected);
         }
-        info.tunnel = view.tunnel.as_ref().map(crate::network::tunnel::TunnelView::info);
+        info.tunnel = view.tunnel.as_ref().map(whimbrel_vm::TunnelView::info);
         info
     }
 
@@ -248,7 +251,7 @@ impl Machine {
     }
 
     /// Opens the serial port in both directions.
-    pub(crate) fn console(&self) -> Result<crate::running::SerialStream, DaemonError> {
+    pub(crate) fn console(&self) -> Result<SerialStream, DaemonError> {
         let console = lock(&self.view).console.clone();
         let name = self.name.clone();
         console.ok_or(DaemonError::State { name, state: "not running", needed: "running" })?.open()
@@ -323,18 +326,18 @@ impl Phase {
 
 /// Parts of a machine that are read while an operation works on it.
 type Views = (
-    Option<crate::running::PagerView>,
-    Option<crate::running::ConsoleView>,
-    Option<crate::network::tunnel::TunnelView>,
+    Option<whimbrel_vm::PagerView>,
+    Option<ConsoleView>,
+    Option<whimbrel_vm::TunnelView>,
     Option<DirtyObserver>,
     Option<Arc<PageServer>>,
 );
 
 fn views(live: Option<&RunningMachine>) -> Views {
-    let tunnel = live.and_then(|live| live.away.as_ref()).map(crate::network::tunnel::AwayEnd::view);
+    let tunnel = live.and_then(|live| live.away.as_ref()).map(|tunnel| tunnel.view());
     (
         live.and_then(RunningMachine::pager_view),
-        live.map(RunningMachine::console_view),
+        live.map(|live| ConsoleView::new(live.console().clone())),
         tunnel,
         live.map(RunningMachine::dirty_observer),
         live.and_then(|live| live.page_server.clone()),

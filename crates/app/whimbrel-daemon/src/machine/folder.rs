@@ -7,7 +7,6 @@
 use crate::{
     core::{directories::Directories, error::DaemonError},
     machine::record::{self, Record},
-    running::remove_overlays,
 };
 use std::{
     collections::BTreeMap,
@@ -15,6 +14,7 @@ use std::{
     path::{Path, PathBuf},
 };
 use whimbrel_core::{MachineName, error_chain};
+use whimbrel_vm::remove_overlays;
 use whimbrel_wire::atomic_file;
 
 /// Mark of a folder whose record was not saved yet.
@@ -41,7 +41,7 @@ pub(crate) fn prepare(layout: &Directories, name: &MachineName) -> Result<(), Da
             if !folder.join(STARTING).try_exists().map_err(failed)? {
                 return Err(DaemonError::UnreadableRecord { name: name.clone(), reason: no_record(&folder) });
             }
-            remove_overlays(layout, &folder);
+            remove_overlays(&layout.live_bitmaps(), &folder);
         }
         made => made.map_err(failed)?,
     }
@@ -127,7 +127,7 @@ pub(super) fn erase(layout: &Directories, folder: &Path) -> Result<(), DaemonErr
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
         _ => {}
     }
-    remove_overlays(layout, folder);
+    remove_overlays(&layout.live_bitmaps(), folder);
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed(error)),
         _ => Ok(()),

@@ -13,11 +13,11 @@ use std::{
     fs,
     path::{Path, PathBuf},
 };
-use whimbrel_alignment::PageAlignment;
 use whimbrel_api::{MachineSettings, SelfService};
-use whimbrel_core::{ByteSize, CapsuleId, Digest, HostName, MachineConfig, MachineName};
+use whimbrel_core::{ByteSize, CapsuleId, HostName, MachineConfig, MachineName};
 use whimbrel_migrate::protocol::{HandoverId, HomeNetwork};
 use whimbrel_protect::protocol::ProtectionId;
+pub(crate) use whimbrel_vm::{DiskBase, ProcessRecord};
 use whimbrel_wire::atomic_file;
 
 const FORMAT: u32 = 1;
@@ -87,23 +87,6 @@ pub(crate) struct InheritedProtectionRecord {
     pub(crate) term_ms: u32,
 }
 
-/// The read-only content beneath a disk's overlay.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase", tag = "kind")]
-pub(crate) enum DiskBase {
-    /// A raw image file of the user, which is never written.
-    File { path: PathBuf },
-    /// An image of the store.
-    Image {
-        root: Digest,
-        /// Alignment of its pages; none if they start at byte 0.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        cuts: Option<PageAlignment>,
-    },
-    /// Nothing: reads as zeros.
-    Blank,
-}
-
 /// The phase of a machine: which host may run it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "phase")]
@@ -139,32 +122,6 @@ pub(crate) enum Phase {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         handed_off: Option<Box<Record>>,
     },
-}
-
-/// The QEMU process of a machine.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct ProcessRecord {
-    pub(crate) pid: u32,
-    /// From /proc/PID/stat: a later process with this pid has another value.
-    pub(crate) started: u64,
-    pub(crate) slot: String,
-    /// Whether its memory is filled on demand, from the image `memory` (none: an empty one).
-    pub(crate) lazy: bool,
-    pub(crate) memory: Option<Digest>,
-    /// Kind of its memory file. Absent in records of machines that never shared one.
-    #[serde(default)]
-    pub(crate) ram: RamFile,
-}
-
-/// Kind of a machine's memory file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum RamFile {
-    /// Owned by this machine: the file has what its guest writes.
-    #[default]
-    Own,
-    /// The memory template of all clones of a capsule, without what their guests write.
-    Template,
 }
 
 impl Record {

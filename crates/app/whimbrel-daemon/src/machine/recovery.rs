@@ -9,13 +9,13 @@ use crate::{
         folder::{self, FoundMachines},
         record::{Phase, Record},
         restart::End,
-        runtime_dir, supervisor,
+        supervisor,
     },
     migrate::target::{incoming, left_over},
-    running::RunningMachine,
 };
 use std::{collections::BTreeSet, sync::Arc};
 use whimbrel_migrate::handover::{PausedIncoming, SourceRecord};
+use whimbrel_vm::{RunningMachine, runtime_dir};
 
 impl Daemon {
     /// Adopts every machine that has a record. A machine that cannot be adopted is shown as crashed, with the
@@ -73,7 +73,7 @@ impl Daemon {
     fn sweep_runtime_dirs(&self, records: &[Record]) {
         let owned: BTreeSet<_> =
             records.iter().filter_map(|r| Some(r.process.as_ref()?.slot.clone())).collect();
-        if let Err(error) = runtime_dir::sweep(&self.directories, |id| owned.contains(id)) {
+        if let Err(error) = runtime_dir::sweep(&self.directories.runtime_dirs(), |id| owned.contains(id)) {
             tracing::warn!(error = &error as &dyn std::error::Error, "could not sweep runtime directories");
         }
     }
@@ -95,7 +95,7 @@ impl Daemon {
         let mut live = match (&record.phase, &record.process) {
             _ if waiting == Some(PausedIncoming::Unfinished) => None,
             (Phase::Here | Phase::HandedOver { .. } | Phase::Prepared { .. }, Some(process)) => {
-                match RunningMachine::adopt(self, &record, process) {
+                match self.adopt_machine(&record, process) {
                     Ok(live) => Some(live),
                     Err(error) => {
                         tracing::warn!(%name, error = &error as &dyn std::error::Error, "cannot adopt it");
@@ -148,7 +148,7 @@ impl Daemon {
         turn: &mut crate::machine::entry::MachineLock<'_>,
     ) {
         let Some(process) = turn.record.process.clone() else { return };
-        match RunningMachine::adopt(self, &turn.record, &process) {
+        match self.adopt_machine(&turn.record, &process) {
             Ok(mut live) => {
                 live.open_ports();
                 live.unpause_after_restart();

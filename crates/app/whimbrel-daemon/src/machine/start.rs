@@ -11,7 +11,6 @@ use crate::{
         record::{Phase, Record},
         self_start::StartedBySelf,
     },
-    running::RunningMachine,
 };
 use std::sync::Arc;
 use whimbrel_api::MachineInfo;
@@ -36,7 +35,7 @@ impl Daemon {
         let record = started(&turn.record);
         self.clear_console_log(name)?;
         let vmgenid = record.vmgenid.as_ref().and_then(|guid| guid.parse().ok());
-        let live = RunningMachine::boot_again(self, &record, vmgenid)?;
+        let live = self.boot_again(&record, vmgenid)?;
         let info = self.register_restarted(record.clone(), live, &turn.record)?.info();
         turn.record = record;
         Ok(info)

@@ -12,7 +12,6 @@ use crate::{
         supervisor,
     },
     network::late_frames,
-    running::RunningMachine,
     server::peer_rpc::PeerLink,
 };
 use bytes::Bytes;
@@ -21,6 +20,7 @@ use whimbrel_api::{HandoverDecision, ResolveRequest};
 use whimbrel_capture::Consumer;
 use whimbrel_core::{HostName, MachineName};
 use whimbrel_migrate::protocol::{ABORT, HandoverId};
+use whimbrel_vm::RunningMachine;
 
 impl Daemon {
     /// Decides a handover, or says what is known of it if the request decides nothing.

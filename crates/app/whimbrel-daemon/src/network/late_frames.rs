@@ -5,7 +5,6 @@
 //! once the machine runs. Group frames reach the target's port too, so those that arrive after the commit are
 //! not sent.
 
-use crate::running::NetworkPort;
 use std::{
     collections::VecDeque,
     sync::{Mutex, Weak},
@@ -14,16 +13,12 @@ use std::{
 use whimbrel_core::lock;
 use whimbrel_migrate::{late_frames::LateFrame, protocol::HandoverId};
 use whimbrel_net::{Gates, Port};
+use whimbrel_vm::NetworkPort;
 
 /// Machines whose ports are remembered, and for how long: late frames come within milliseconds of the
 /// arrival, and later the source has no more.
 const ARRIVALS_MAX: usize = 1024;
 const ARRIVAL_AGE_MAX: Duration = Duration::from_secs(60);
-
-/// Buffers frames for a machine that is about to be paused.
-pub(crate) fn start_buffering(ports: &[NetworkPort]) {
-    ports.iter().for_each(|port| port.port_ref().buffer_late_frames());
-}
 
 /// Delivers the buffered frames to a machine that runs on here.
 pub(crate) fn deliver_locally(ports: &[NetworkPort]) {

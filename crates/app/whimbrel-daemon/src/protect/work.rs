@@ -5,11 +5,10 @@
 
 use super::primary::handle::{ProtectionCommand, ProtectionHandle};
 use crate::{
-    capsule::checkpoint::{CapturedArrays, CheckpointOptions},
+    capsule::checkpoint::CheckpointOptions,
     core::{error::DaemonError, operations::ProgressReporter},
     daemon::Daemon,
     machine::{entry::Machine, record::Record},
-    running::{CaptureBreaks, RunningMachine},
 };
 use std::{
     sync::{Arc, mpsc},
@@ -18,6 +17,7 @@ use std::{
 use whimbrel_api::{BalloonTarget, CaptureReport, FailoverRequest, Operation, ProtectState};
 use whimbrel_capture::AfterCapture;
 use whimbrel_core::{HostName, MachineName};
+use whimbrel_vm::{CaptureBreaks, CapturedArrays, RunningMachine};
 
 impl Daemon {
     /// Takes a capsule of a machine that is protected now; none if it is not.

@@ -1,7 +1,7 @@
 //! Schedules and the daemon: what their work is in its terms, and the thread that runs what is due.
 
 use crate::{
-    capsule::checkpoint::{CapturedArrays, CheckpointOptions},
+    capsule::checkpoint::CheckpointOptions,
     core::{error::DaemonError, refs},
     daemon::Daemon,
     schedule::ScheduledActions,
@@ -16,6 +16,7 @@ use whimbrel_api::{
 };
 use whimbrel_core::{CapsuleId, MachineName, RefName};
 use whimbrel_store::{Expected, StoreError};
+use whimbrel_vm::CapturedArrays;
 
 /// Interval at which due schedules are looked for. Short, as a clock may be put forward or back.
 const LOOK: Duration = Duration::from_secs(10);

@@ -3,7 +3,7 @@
 //! Both are one call of the API, judged and noted once, and end when the rights of the caller do.
 
 use crate::{
-    running::SerialStream,
+    machine::console::SerialStream,
     server::{
         access::gate::Asker,
         http::{At, Failure, Shared, blocking, expect_upgrade, switching},

@@ -13,6 +13,7 @@
 //! ```
 
 use crate::{
+    capsule::disk_alignment::disk_bases,
     core::state::Core,
     core::{error::DaemonError, refs},
     daemon::Daemon,
@@ -20,7 +21,6 @@ use crate::{
         entry::Machine,
         record::{Phase, Record},
     },
-    running::disk_alignment::disk_bases,
 };
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;

@@ -9,7 +9,6 @@
 use crate::{
     core::{error::DaemonError, history, operations::ProgressReporter, refs},
     daemon::Daemon,
-    running::PagerView,
     server::peer_rpc::{ClaimMachine, HandoffSubject},
 };
 use bytes::Bytes;
@@ -33,6 +32,7 @@ use whimbrel_transfer::{
     protocol::{ListRefs, ListRefsRequest, RefEntry, RemotePullProgress, RemotePullRequest},
     pull, state_of,
 };
+use whimbrel_vm::PagerView;
 
 /// Interval at which the progress of the other host is polled.
 pub(super) const STATUS_INTERVAL: Duration = Duration::from_millis(500);

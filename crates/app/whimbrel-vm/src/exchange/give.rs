@@ -2,7 +2,7 @@
 
 use super::{PassError, Step, SwapLimits, clock, qemu, send};
 use crate::{
-    Disk, RunningMachine,
+    Disk, MachineParts,
     channel::{Channel, ChannelError, seal},
     machine::DiskFiles,
     message::{DiskOffer, MAX_DISKS, MachineOffer, MachineState, Message, decode, encode_state},
@@ -29,7 +29,7 @@ pub enum Given {
     /// Still the machine of this process, and it runs as before.
     Kept {
         /// Machine of this process.
-        machine: Box<RunningMachine>,
+        machine: Box<MachineParts>,
         /// Whether its dirty logs are complete; if not, every page counts as dirty.
         knowledge: Knowledge,
         /// Why it was not passed on.
@@ -44,7 +44,7 @@ pub enum Given {
 /// If the machine could neither be passed on nor taken up again. It is as if this process had ended:
 /// another one can adopt it, whose dirty pages are not known.
 pub fn give(
-    machine: RunningMachine,
+    machine: MachineParts,
     channel: &Channel,
     limits: &SwapLimits,
     reached: &mut dyn FnMut(Step),
@@ -55,7 +55,7 @@ pub fn give(
 }
 
 struct Giving<'a> {
-    machine: RunningMachine,
+    machine: MachineParts,
     channel: &'a Channel,
     limits: &'a SwapLimits,
     reached: &'a mut dyn FnMut(Step),
@@ -131,7 +131,7 @@ impl Giving<'_> {
 
     /// Sends the descriptors of all parts, while the guest runs.
     fn offer(&mut self) -> Result<(), PassError> {
-        let RunningMachine { qemu: driver, memory, disks, .. } = &self.machine;
+        let MachineParts { qemu: driver, memory, disks, .. } = &self.machine;
         if memory.state().mode == Mode::Lazy {
             return Err(PassError::Unsupported { what: "memory that is filled lazily" });
         }

@@ -2,7 +2,7 @@
 
 use super::{PassError, Step, SwapLimits, clock, qemu, send};
 use crate::{
-    Disk, PartError, RunningMachine,
+    Disk, MachineParts, PartError,
     channel::{Channel, ChannelError, Packet},
     machine::{DiskFiles, dirty_logs},
     message::{MAX_DISKS, MachineOffer, MachineState, Message, decode, read_state},
@@ -27,7 +27,7 @@ use whimbrel_qemu::{Qemu, QemuDescriptors, QemuState, QmpState};
 #[derive(Debug)]
 pub struct Taken {
     /// The machine, which runs again if it ran before.
-    pub machine: RunningMachine,
+    pub machine: MachineParts,
     /// Whether its dirty logs are complete. If not, nobody follows them: as for a machine that was adopted,
     /// every page may have been written.
     pub knowledge: Knowledge,
@@ -215,7 +215,7 @@ impl Taking<'_> {
         (self.reached)(Step::Continued);
         let stopped_micros = stopped.map_or(0, |time| time.as_micros() as u64);
         self.notify(&Message::Running { stopped_micros });
-        let machine = RunningMachine { qemu: driver, memory, disks, dirty_logs };
+        let machine = MachineParts { qemu: driver, memory, disks, dirty_logs };
         Ok(Taken { machine, knowledge, stopped })
     }
 }

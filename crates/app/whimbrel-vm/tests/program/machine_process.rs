@@ -25,7 +25,7 @@ use whimbrel_machine::Machine as _;
 use whimbrel_memory::{Attachment, Mode, RamTarget};
 use whimbrel_qemu::{LaunchSpec, Qemu, RamBacking, Sharing, probe};
 use whimbrel_vm::{
-    Disk, Given, RunningMachine, Step, SwapLimits,
+    Disk, Given, MachineParts, Step, SwapLimits,
     channel::{Channel, Listener},
     give,
     swap::Knowledge,
@@ -64,7 +64,7 @@ fn main() -> Result<(), Failure> {
 }
 
 /// Answers commands until the machine is another's, or standard input ends.
-fn serve(mut machine: RunningMachine, dir: &Path) -> Result<(), Failure> {
+fn serve(mut machine: MachineParts, dir: &Path) -> Result<(), Failure> {
     let listener = Listener::bind(&dir.join("swap"))?;
     say("LISTENS");
     for line in io::stdin().lock().lines() {
@@ -85,10 +85,10 @@ fn serve(mut machine: RunningMachine, dir: &Path) -> Result<(), Failure> {
 
 /// Passes the machine on to the process that connects. Returns it if it is still this one's.
 fn pass_on(
-    machine: RunningMachine,
+    machine: MachineParts,
     listener: &Listener,
     last: Option<&str>,
-) -> Result<Option<RunningMachine>, Failure> {
+) -> Result<Option<MachineParts>, Failure> {
     let channel = match listener.accept(LIMITS.ready) {
         Ok(channel) => channel,
         Err(error) => {
@@ -108,7 +108,7 @@ fn pass_on(
     }
 }
 
-fn start(dir: &Path, args: &[String]) -> Result<RunningMachine, Failure> {
+fn start(dir: &Path, args: &[String]) -> Result<MachineParts, Failure> {
     let [kernel, initrd, append, memory, disk] = args else { return Err("five arguments".into()) };
     let ram = PathBuf::from(format!("/dev/shm/machine-process-{}", std::process::id()));
     let disk = ByteSize(disk.parse::<u64>()? << 20);
@@ -135,7 +135,7 @@ fn start(dir: &Path, args: &[String]) -> Result<RunningMachine, Failure> {
     let memory = Attachment::attach(qemu.pid() as i32, RamTarget::Path(ram.clone()), Mode::Track)?;
     // QEMU and this process have it open. A test that is killed leaves no file of memory behind.
     fs::remove_file(&ram)?;
-    let mut machine = RunningMachine::new(qemu, memory, vec![disk_served])?;
+    let mut machine = MachineParts::new(qemu, memory, vec![disk_served])?;
     for log in &mut machine.dirty_logs {
         log.attach_all(Consumer::Store)?;
     }
@@ -145,7 +145,7 @@ fn start(dir: &Path, args: &[String]) -> Result<RunningMachine, Failure> {
 
 /// Brings the copies of all arrays up to date with what their dirty logs say, as a checkpoint does. Returns
 /// the number of pages copied. If nobody follows an array any more, everything is copied.
-fn copy(machine: &mut RunningMachine, dir: &Path) -> Result<u64, Failure> {
+fn copy(machine: &mut MachineParts, dir: &Path) -> Result<u64, Failure> {
     let mut copied = 0;
     for log in &mut machine.dirty_logs {
         if !log.is_attached(Consumer::Store) {
@@ -166,7 +166,7 @@ fn copy(machine: &mut RunningMachine, dir: &Path) -> Result<u64, Failure> {
 }
 
 /// Pauses the guest, copies what is dirty, compares the copies with everything, and continues the guest.
-fn verify(machine: &mut RunningMachine, dir: &Path) -> Result<String, Failure> {
+fn verify(machine: &mut MachineParts, dir: &Path) -> Result<String, Failure> {
     if !machine.qemu.qmp().is_running() {
         return Ok("the machine is not known to run".to_owned());
     }

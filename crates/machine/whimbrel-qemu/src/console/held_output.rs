@@ -3,10 +3,20 @@
 //! A position counts all bytes since the start. What came before a released position may be taken. Bounded:
 //! the oldest bytes of more than [`HELD_MAX`] are lost, as they would be from the recent output.
 
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// Most bytes that are held.
 const HELD_MAX: usize = 256 << 10;
+
+/// Held output in plain types, for another process.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeldOutputState {
+    bytes: Vec<u8>,
+    received: u64,
+    released: u64,
+    holding: bool,
+}
 
 #[derive(Debug, Default)]
 pub(super) struct HeldOutput {
@@ -17,6 +27,20 @@ pub(super) struct HeldOutput {
 }
 
 impl HeldOutput {
+    /// State for another process.
+    pub(super) fn state(&self) -> HeldOutputState {
+        let Self { bytes, received, released, holding } = self;
+        let bytes = bytes.iter().copied().collect();
+        HeldOutputState { bytes, received: *received, released: *released, holding: *holding }
+    }
+
+    /// Held output of another process; none if its state contradicts itself.
+    pub(super) fn from_state(state: HeldOutputState) -> Option<Self> {
+        let HeldOutputState { bytes, received, released, holding } = state;
+        let is_whole = bytes.len() <= HELD_MAX && bytes.len() as u64 <= received && released <= received;
+        is_whole.then(|| Self { bytes: bytes.into(), received, released, holding })
+    }
+
     /// Holds everything from now on.
     pub(super) fn hold(&mut self) {
         self.released = self.released.max(self.received);
@@ -82,6 +106,26 @@ mod tests {
         output.push(b"three");
         assert_eq!(output.take(), b"two three");
         assert!(output.is_empty());
+    }
+
+    #[test]
+    fn what_is_held_is_held_by_the_next_process_and_a_state_that_lies_is_refused() {
+        let mut output = HeldOutput::default();
+        output.push(b"seen");
+        output.hold();
+        output.push(b"held");
+        let state = output.state();
+        let mut next = HeldOutput::from_state(state.clone()).unwrap();
+        assert_eq!((next.take(), next.position()), (b"seen".to_vec(), 8));
+        next.release(8);
+        assert_eq!(next.take(), b"held");
+        let long = vec![0; HELD_MAX + 1];
+        let lies = [
+            HeldOutputState { received: 7, ..state.clone() },
+            HeldOutputState { released: 9, ..state.clone() },
+            HeldOutputState { received: long.len() as u64, bytes: long, ..state },
+        ];
+        assert!(lies.into_iter().all(|lie| HeldOutput::from_state(lie).is_none()));
     }
 
     #[test]

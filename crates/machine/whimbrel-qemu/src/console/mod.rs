@@ -5,23 +5,33 @@
 //! because the guest must not stall on a slow terminal. QEMU drops what the guest prints while nobody is
 //! connected.
 //!
+//! A console can be suspended ([`Console::suspend`]) and go on in another process, or in this one: its
+//! connection stays open, so QEMU drops nothing, and what was not read yet waits in it.
+//!
 //! Output can be held, as that of network ports: of a protected machine nobody sees what its standby does not
 //! know. Held output is in neither the log nor the recent output.
 
 mod held_output;
 mod log;
 mod output_queue;
+mod parts;
 
+pub use held_output::HeldOutputState;
 pub use output_queue::Ended;
+pub use parts::ConsoleState;
 
 use held_output::HeldOutput;
 use log::ConsoleLog;
 use output_queue::OutputQueue;
+use rustix::{
+    event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll},
+    io::Errno,
+};
 use std::{
     collections::VecDeque,
     io::{self, Read, Write},
     net::Shutdown,
-    os::unix::net::UnixStream,
+    os::{fd::OwnedFd, unix::net::UnixStream},
     path::{Path, PathBuf},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread::{self, JoinHandle},
@@ -69,6 +79,8 @@ impl Drop for Subscription {
 #[derive(Debug)]
 struct Shared {
     path: PathBuf,
+    /// Ends the reader, while its connection stays open.
+    stop: OwnedFd,
     state: Mutex<State>,
     closing: Condvar,
 }
@@ -76,6 +88,8 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     closed: bool,
+    /// Whether another process may have it, or nobody reads it for now.
+    suspended: bool,
     stream: Option<UnixStream>,
     held: HeldOutput,
     ring: VecDeque<u8>,
@@ -86,13 +100,28 @@ impl Console {
     /// Opens the console at `path` ([`crate::LaunchSpec::serial_socket`]), which need not exist yet. The end
     /// of its output is in the file `log`, at most 2 MiB.
     pub fn open(path: &Path, log: &Path) -> io::Result<Self> {
-        let state = Mutex::new(State { stream: UnixStream::connect(path).ok(), ..State::default() });
-        let shared = Arc::new(Shared { path: path.to_owned(), state, closing: Condvar::new() });
-        let theirs = Arc::clone(&shared);
-        let written = ConsoleLog::new(log.to_owned());
-        let reader =
-            thread::Builder::new().name("console".into()).spawn(move || theirs.read_output(written))?;
-        Ok(Self { shared, log: log.to_owned(), reader: Some(reader) })
+        let state = State { stream: UnixStream::connect(path).ok(), ..State::default() };
+        Self::over(path.to_owned(), log.to_owned(), state)
+    }
+
+    fn over(path: PathBuf, log: PathBuf, state: State) -> io::Result<Self> {
+        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let shared = Shared { path, stop, state: Mutex::new(state), closing: Condvar::new() };
+        let mut console = Self { shared: Arc::new(shared), log, reader: None };
+        console.start()?;
+        Ok(console)
+    }
+
+    fn start(&mut self) -> io::Result<()> {
+        let (theirs, written) = (Arc::clone(&self.shared), ConsoleLog::new(self.log.clone()));
+        let reader = thread::Builder::new().name("console".into());
+        self.reader = Some(reader.spawn(move || theirs.read_output(written))?);
+        Ok(())
+    }
+
+    /// Socket on which QEMU listens.
+    pub fn path(&self) -> &Path {
+        &self.shared.path
     }
 
     /// File with the end of the output; absent until there is some.
@@ -148,12 +177,21 @@ impl Drop for Console {
         let mut state = self.shared.lock();
         state.closed = true;
         state.subscribers.drain(..).for_each(|feed| feed.close());
-        if let Some(stream) = &state.stream {
+        let is_ours = !state.suspended;
+        if let Some(stream) = state.stream.as_ref().filter(|_| is_ours) {
             // Fails only if it is closed already.
             let _ = stream.shutdown(Shutdown::Both);
         }
         drop(state);
+        self.end_reader();
+    }
+}
+
+impl Console {
+    fn end_reader(&mut self) {
         self.shared.closing.notify_all();
+        // Fails only if it is set already.
+        let _ = rustix::io::write(&self.shared.stop, &1u64.to_ne_bytes());
         if let Some(reader) = self.reader.take() {
             // The reader's own thread has reported a panic.
             let _ = reader.join();
@@ -171,14 +209,15 @@ impl Shared {
         let mut buffer = vec![0; 8 << 10];
         while let Some(mut stream) = self.connected(&mut log) {
             loop {
-                let patience = (!self.lock().held.is_empty()).then_some(RELEASE_POLL);
-                if stream.set_read_timeout(patience).is_err() {
-                    break;
-                }
-                match stream.read(&mut buffer) {
-                    Ok(0) => break,
-                    Ok(read) => self.lock().held.push(&buffer[..read]),
-                    Err(error) if is_transient(&error) => {}
+                match self.wait_output(&stream) {
+                    Ok(Wait::Output) => match stream.read(&mut buffer) {
+                        Ok(0) => break,
+                        Ok(read) => self.lock().held.push(&buffer[..read]),
+                        Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                        Err(_) => break,
+                    },
+                    Ok(Wait::Nothing) => {}
+                    Ok(Wait::Stop) => return self.publish(&mut log),
                     Err(_) => break,
                 }
                 self.publish(&mut log);
@@ -188,20 +227,33 @@ impl Shared {
         self.publish(&mut log);
     }
 
-    /// Present connection, or a new one. None when the console is dropped.
+    /// Waits for output, for a while if some is held.
+    fn wait_output(&self, stream: &UnixStream) -> io::Result<Wait> {
+        let held = !self.lock().held.is_empty();
+        let patience = held.then_some(Timespec { tv_sec: 0, tv_nsec: RELEASE_POLL.subsec_nanos().into() });
+        let mut events = [PollFd::new(stream, PollFlags::IN), PollFd::new(&self.stop, PollFlags::IN)];
+        match poll(&mut events, patience.as_ref()) {
+            Ok(_) if !events[1].revents().is_empty() => Ok(Wait::Stop),
+            Ok(_) if !events[0].revents().is_empty() => Ok(Wait::Output),
+            Ok(_) | Err(Errno::INTR) => Ok(Wait::Nothing),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Present connection, or a new one. None when the console is dropped or suspended.
     fn connected(&self, log: &mut ConsoleLog) -> Option<UnixStream> {
         loop {
             // Output of a QEMU that has ended may be released late.
             self.publish(log);
             let state = self.lock();
-            if state.closed {
+            if state.closed || state.suspended {
                 return None;
             }
             if let Some(stream) = state.stream.as_ref().and_then(|stream| stream.try_clone().ok()) {
                 return Some(stream);
             }
             let state = self.closing.wait_timeout(state, RECONNECT).unwrap_or_else(PoisonError::into_inner).0;
-            if state.closed {
+            if state.closed || state.suspended {
                 return None;
             }
             drop(state);
@@ -226,9 +278,12 @@ impl Shared {
     }
 }
 
-/// Whether a read failed only because its time was over.
-fn is_transient(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
+/// What the reader of a console has waited for.
+enum Wait {
+    Output,
+    /// The time is over.
+    Nothing,
+    Stop,
 }
 
 #[cfg(test)]

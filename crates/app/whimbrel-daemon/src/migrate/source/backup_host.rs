@@ -11,7 +11,6 @@ use crate::{
     daemon::Daemon,
     machine::record::{InheritedProtectionRecord, Record},
     protect::{SeedRounds, StandbySeeding},
-    running::RunningMachine,
 };
 use std::{
     sync::Arc,
@@ -19,6 +18,7 @@ use std::{
 };
 use whimbrel_api::{MigrateMode, MigrateRequest};
 use whimbrel_core::MachineName;
+use whimbrel_vm::RunningMachine;
 
 /// How long to wait for the backup host's report when the target needs nothing more but has not ended the
 /// protection.
@@ -72,7 +72,7 @@ pub(super) fn seed<'a>(
     filling: Option<&'a StandbySeeding>,
     record: &Record,
     ledgers: &mut [whimbrel_capture::DirtyLog],
-    ports: &'a [crate::running::NetworkPort],
+    ports: &'a [whimbrel_vm::NetworkPort],
     reporter: &'a ProgressReporter,
 ) -> Result<Option<SeedRounds<'a>>, DaemonError> {
     let Some(filling) = filling else { return Ok(None) };

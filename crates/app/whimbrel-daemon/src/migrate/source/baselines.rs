@@ -8,7 +8,6 @@ use crate::{
     core::refs,
     core::state::Core,
     machine::record::{DiskBase, Record},
-    running::RunningDisk,
 };
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -24,6 +23,7 @@ use whimbrel_migrate::{
     source::BoxError,
 };
 use whimbrel_store::{Pin, StoredDisk, StoredImage};
+use whimbrel_vm::RunningDisk;
 
 /// Most capsules that are examined on the way up from the machine's newest one.
 const ANCESTORS_MAX: usize = 256;

@@ -7,12 +7,12 @@
 //! first round, as long as the disks are large, has no limit. Dropping the value ends both, whether the
 //! machine has moved or stays.
 
-use crate::running::RunningDisk;
 use std::{sync::Arc, time::Duration};
 use whimbrel_api::MirroredWrites;
 use whimbrel_block::Mirror;
 use whimbrel_capture::RoundStats;
 use whimbrel_core::PAGE_SIZE;
+use whimbrel_vm::RunningDisk;
 
 /// Share of a round's copy rate at which the machine may write.
 const WRITE_SHARE: f64 = 0.5;

@@ -12,7 +12,6 @@ use crate::{
         record::{InheritedProtectionRecord, PendingHandover, Phase, Record},
     },
     migrate::source::join_scoped,
-    network::tunnel::AwayEnd,
     server::peer_rpc::PeerLink,
 };
 use std::{sync::Arc, thread, time::Duration};
@@ -22,6 +21,7 @@ use whimbrel_migrate::{
     protocol::{HomeNetwork, Offer},
     source::BoxError,
 };
+use whimbrel_vm::Tunnel;
 
 /// Delay between attempts to write the machine's record after a failed commit.
 const REVERT_DELAY: Duration = Duration::from_secs(1);
@@ -37,7 +37,7 @@ pub(super) struct HandoverRecord<'a> {
     link: &'a PeerLink,
     inherited: Option<InheritedProtectionRecord>,
     /// End here of the tunnel to the machine's home.
-    pub(super) away: Option<&'a AwayEnd>,
+    pub(super) away: Option<&'a dyn Tunnel>,
     owner: Owner,
 }
 
@@ -113,7 +113,7 @@ impl whimbrel_migrate::HandoverRecord for HandoverRecord<'_> {
         let PendingHandover { handover, to, keeps } = self.pending();
         self.record.phase = Phase::HandedOver { handover, to, keeps };
         // From here on the home end belongs to the target.
-        self.away.into_iter().for_each(AwayEnd::close);
+        self.away.into_iter().for_each(Tunnel::close);
         Ok(())
     }
 

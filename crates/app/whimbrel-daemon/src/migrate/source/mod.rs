@@ -27,7 +27,6 @@ use crate::{
     },
     network::late_frames,
     protect::StandbySeeding,
-    running::{NetworkPort, PausableMachine, RunningMachine},
     server::peer_rpc::PeerLink,
 };
 use committed::CommittedMachine;
@@ -49,6 +48,7 @@ use whimbrel_migrate::{
     protocol::{ArrayOffer, HandoverId, HomeNetwork, Offer, TunnelId},
     source::BackupSink,
 };
+use whimbrel_vm::{NetworkPort, PausableMachine, RunningMachine};
 
 impl Daemon {
     /// Starts the operation that migrates a machine to another host.
@@ -181,7 +181,7 @@ impl Daemon {
         let (before, to) = (record.clone(), (&request.host, link));
         let inherited = prepared.seeding.as_ref().map(StandbySeeding::inherited_record);
         let mut handover = HandoverRecord::new(self, record, to, offer, inherited);
-        handover.away = live.away.as_ref();
+        handover.away = live.away.as_deref();
         let ports = &live.ports;
         let (qemu, disks) = (&mut live.qemu, &live.disks);
         let mut stoppable = DelayedPause {

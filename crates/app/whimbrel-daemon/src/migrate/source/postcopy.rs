@@ -12,7 +12,6 @@ use crate::{
         entry::{Machine, MachineLock},
         record::{InheritedProtectionRecord, Record},
     },
-    running::{RunningMachine, StoppedDisk},
 };
 use std::{sync::Arc, thread, time::Duration};
 use whimbrel_api::{MigrateMode, MigrateRequest, PostcopyInfo, Unit};
@@ -22,6 +21,7 @@ use whimbrel_migrate::{
     postcopy::{PageServer, deferred_pages::DeferredPages, page_server::PageServerStatus},
     protocol::HandoverId,
 };
+use whimbrel_vm::{RunningMachine, StoppedDisk};
 
 /// How long a machine without rounds is watched first: pages it writes then are sent in the pause.
 const WATCH_TIME: Duration = Duration::from_millis(200);
@@ -83,7 +83,7 @@ impl PostcopyMigration {
 }
 
 fn arrays_of(live: &RunningMachine) -> Result<Vec<Box<dyn PageArray>>, DaemonError> {
-    let disks = live.disks.iter().map(crate::running::RunningDisk::pages);
+    let disks = live.disks.iter().map(whimbrel_vm::RunningDisk::pages);
     Ok(std::iter::once(live.memory.view()?).chain(disks).collect())
 }
 
@@ -112,9 +112,9 @@ impl PageArray for LostMemory {
 /// The arrays of a machine whose QEMU is gone: only the disks are left.
 fn remaining_arrays(host: &Daemon, record: &Record) -> Result<Vec<Box<dyn PageArray>>, DaemonError> {
     let mut arrays: Vec<Box<dyn PageArray>> = vec![Box::new(LostMemory(record.config.memory_pages()))];
+    let dirs = host.directories.machine_dirs(&record.name);
     for (index, (disk, base)) in record.config.disks.iter().zip(&record.bases).enumerate() {
-        let at = (&host.directories, &host.store);
-        arrays.push(StoppedDisk::open(at, &record.name, (index, disk.size.0), base)?.pages(None)?);
+        arrays.push(StoppedDisk::open((&dirs, &host.store), (index, disk.size.0), base)?.pages(None)?);
     }
     Ok(arrays)
 }

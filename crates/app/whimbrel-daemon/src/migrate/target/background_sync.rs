@@ -1,8 +1,8 @@
 //! Background sync: syncs the disks of an incoming machine while pages arrive, which shortens the downtime.
 
-use crate::running::RunningDisk;
 use std::thread::{self, JoinHandle};
 use whimbrel_block::Device;
+use whimbrel_vm::RunningDisk;
 
 /// Bytes written after which a sync is due.
 const SYNC_BYTES: u64 = 32 << 20;

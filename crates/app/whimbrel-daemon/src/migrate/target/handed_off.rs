@@ -11,11 +11,11 @@ use crate::{
         folder,
         record::{Phase, Record},
     },
-    running::remove_overlays,
 };
 use whimbrel_api::MachineState;
 use whimbrel_core::HostName;
 use whimbrel_migrate::protocol::Offer;
+use whimbrel_vm::remove_overlays;
 
 impl Daemon {
     /// Refuses an incoming machine whose name is in use here. The name of a machine that was handed off is free
@@ -49,7 +49,7 @@ pub(super) fn remove_incoming(host: &Daemon, record: &Record) {
     let removed = match &record.phase {
         Phase::Prepared { handed_off: Some(before), .. } => {
             let saved = before.save(layout);
-            remove_overlays(layout, &layout.machine(&record.name));
+            remove_overlays(&layout.live_bitmaps(), &layout.machine(&record.name));
             host.machines.insert(Machine::new((**before).clone(), None));
             saved
         }
@@ -68,14 +68,12 @@ pub(super) fn remove_incoming(host: &Daemon, record: &Record) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        core::sample,
-        machine::record::{ProcessRecord, RamFile},
-    };
+    use crate::{core::sample, machine::record::ProcessRecord};
     use bytes::Bytes;
     use std::sync::Arc;
     use whimbrel_core::{ByteSize, CapsuleId, Digest, MachineConfig, MachineName};
     use whimbrel_migrate::protocol::{ABORT, HandoverId, OFFER};
+    use whimbrel_vm::RamFile;
 
     fn host(name: &str) -> HostName {
         name.parse().unwrap()

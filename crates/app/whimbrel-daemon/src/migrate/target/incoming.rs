@@ -6,13 +6,12 @@
 //! lost its runtime directory in a power failure, until the source commits or aborts, across restarts.
 
 use crate::{
-    core::{error::DaemonError, failpoint::Failpoint},
+    core::error::DaemonError,
     daemon::Daemon,
     machine::{
         entry::{Machine, MachineLock},
         record::{DiskBase, Phase, Record},
-        reservations::Reservation,
-        runtime_dir, supervisor,
+        supervisor,
     },
     migrate::{
         source::join_scoped,
@@ -24,7 +23,6 @@ use crate::{
         },
     },
     protect::InheritedProtection,
-    running::RunningMachine,
 };
 use std::{
     fs::File,
@@ -45,6 +43,7 @@ use whimbrel_migrate::{
     target::{HostError as Cause, IncomingMachine, TargetHost},
 };
 use whimbrel_qemu::Vmgenid;
+use whimbrel_vm::{Failpoint, Reservation, RunningMachine, runtime_dir};
 
 /// Reserves space on this host for incoming machines.
 pub(crate) struct DaemonTarget {
@@ -243,7 +242,7 @@ impl IncomingMachineState {
                 Some(memory) => memory,
                 None => self.host.reserve_memory(self.record.config.memory)?,
             };
-            let live = RunningMachine::create_incoming(&self.host, &self.record, self.vmgenid, memory)?;
+            let live = self.host.create_incoming(&self.record, self.vmgenid, memory)?;
             let live = self.live.insert(live);
             if let Some(beginning) = &mut self.baseline {
                 let filling = live.memory.file().and_then(|ram| beginning.fill(ram));
@@ -391,10 +390,10 @@ impl IncomingMachine for IncomingMachineState {
         }
         load_during_sync(live, |live| {
             match crate::migrate::target::missing_pages::fetcher_of(&host, &record) {
-                None => live.load(device_state, identity),
+                None => Ok(live.load(device_state, identity)?),
                 Some(taking) => {
                     crate::migrate::target::missing_pages::save_sets(&host, &record, live, &taking)?;
-                    live.load_with_pages_missing(device_state, &taking)
+                    Ok(live.load_with_pages_missing(device_state, &taking)?)
                 }
             }
         })?;
@@ -423,7 +422,7 @@ impl IncomingMachine for IncomingMachineState {
     fn restart(&mut self) -> Result<(), Cause> {
         let Self { host, record, vmgenid, live, .. } = self;
         let before = live.as_mut().ok_or("its boot files have not arrived")?;
-        let again = RunningMachine::create_incoming_again(host, record, *vmgenid, before)?;
+        let again = host.create_incoming_again(record, *vmgenid, before)?;
         record.process = Some(again.process_record());
         record.save(&host.directories)?;
         live.replace(again).into_iter().for_each(RunningMachine::end);
@@ -453,7 +452,7 @@ impl IncomingMachine for IncomingMachineState {
             host.end_tunnels_of(record);
             live.open_ports();
             // No other host may run it any more: switches may relearn its addresses while the CPUs start.
-            live.ports.iter().for_each(crate::running::NetworkPort::announce);
+            live.ports.iter().for_each(whimbrel_vm::NetworkPort::announce);
             if !live.is_paused_by_user() {
                 live.set_paused(false)?;
             }

@@ -3,12 +3,10 @@
 use super::handed_off;
 use crate::{
     daemon::Daemon,
-    machine::{
-        record::{Phase, Record},
-        runtime_dir::{self, RuntimeMark},
-    },
+    machine::record::{Phase, Record},
 };
 use whimbrel_migrate::handover::PausedIncoming;
+use whimbrel_vm::runtime_dir::{self, RuntimeMark};
 
 /// What an earlier daemon left of an incoming machine; nothing of any other machine.
 pub(crate) fn waiting(host: &Daemon, record: &Record) -> Option<PausedIncoming> {

@@ -12,7 +12,6 @@ use crate::{
         entry::{Machine, MachineLock},
         record::Record,
     },
-    running::RunningMachine,
 };
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -38,6 +37,7 @@ use whimbrel_migrate::{
     },
     protocol::HandoverId,
 };
+use whimbrel_vm::RunningMachine;
 use whimbrel_wire::{CallError, Connection, Pending, Request, atomic_file};
 
 /// Largest file of sets that is read.

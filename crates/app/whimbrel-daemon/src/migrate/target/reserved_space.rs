@@ -1,7 +1,7 @@
 //! Reserved space for incoming machines: what is reserved for one before anything of it is here.
 
 use super::incoming::host_capacity;
-use crate::{daemon::Daemon, machine::reservations::Reservation};
+use crate::daemon::Daemon;
 use whimbrel_core::{ByteSize, HostName};
 use whimbrel_migrate::{
     compatibility::{self, Incompatibility},
@@ -10,6 +10,7 @@ use whimbrel_migrate::{
 };
 use whimbrel_protect::protocol::EPOCH_BYTES_MAX;
 use whimbrel_qemu::VmIdentity;
+use whimbrel_vm::Reservation;
 
 /// What an incoming machine is here for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

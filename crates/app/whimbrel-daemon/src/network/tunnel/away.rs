@@ -10,9 +10,7 @@ use super::{
     records::CloseRecord,
     transport::WireTransport,
 };
-use crate::{
-    core::error::DaemonError, daemon::Daemon, machine::record::Record, running::NetworkPort, server::peer_rpc,
-};
+use crate::{core::error::DaemonError, daemon::Daemon, machine::record::Record, server::peer_rpc};
 use bytes::Bytes;
 use std::{
     sync::{Arc, Mutex, Weak},
@@ -23,6 +21,7 @@ use whimbrel_api::TunnelInfo;
 use whimbrel_core::{MachineName, error_chain};
 use whimbrel_migrate::protocol::HomeNetwork;
 use whimbrel_net::{Port, tunnel::Relay};
+use whimbrel_vm::{ConnectTunnel, NetworkPort, RunningError, Tunnel, TunnelView};
 use whimbrel_wire::{CallError, Connection};
 
 /// First and longest interval between attempts to connect.
@@ -33,7 +32,7 @@ const NOTIFY_RETRY_MAX: Duration = Duration::from_secs(60);
 /// Time limit for the home host to create its devices.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-pub(crate) struct AwayEnd {
+struct AwayEnd {
     connection_task: Arc<ConnectionTask>,
     runtime: Handle,
     task: Mutex<Option<JoinHandle<()>>>,
@@ -48,61 +47,45 @@ struct ConnectionTask {
     view: TunnelView,
 }
 
-/// State of the tunnel as `ps` shows it.
-#[derive(Clone)]
-pub(crate) struct TunnelView(Arc<Mutex<TunnelInfo>>);
-
-impl TunnelView {
-    pub(crate) fn info(&self) -> TunnelInfo {
-        lock(&self.0).clone()
-    }
-
-    fn set(&self, connected: bool, reason: Option<String>) {
-        let mut info = lock(&self.0);
-        (info.connected, info.reason) = (connected, reason);
-    }
-}
-
 impl AwayEnd {
-    /// The end for a machine of this record, if its network is on another host. [`AwayEnd::open`] connects
-    /// it.
-    pub(crate) fn of(
+    /// The end at these ports of the machine `name`. Opening it connects it.
+    fn new(
         host: &Daemon,
-        record: &Record,
+        name: &MachineName,
+        tunnel: HomeNetwork,
         ports: &mut [NetworkPort],
-    ) -> Result<Option<Self>, DaemonError> {
-        let Some(tunnel) = host.away_tunnel(record) else { return Ok(None) };
+    ) -> Result<Self, RunningError> {
         let sockets = ports.iter_mut().map(|port| port.take_pipe_end().map(Into::into)).collect();
         let relay = Relay::start(sockets, None);
-        let failed = |source| DaemonError::Port { port: "tunnel".to_owned(), source };
+        let failed = |source| RunningError::Port { port: "tunnel".to_owned(), source };
         let relay = relay.map_err(|error| failed(Box::new(error).into()))?;
         let info = TunnelInfo { home: tunnel.home.clone(), away: None, connected: false, reason: None };
         let keeper = ConnectionTask {
             host: host.me.clone(),
-            name: record.name.clone(),
-            tunnel: tunnel.clone(),
+            name: name.clone(),
+            tunnel,
             relay: Arc::new(relay),
             ports: ports.iter().map(NetworkPort::port).collect(),
-            view: TunnelView(Arc::new(Mutex::new(info))),
+            view: TunnelView::new(info),
         };
         let (keeper, runtime) = (Arc::new(keeper), host.runtime.clone());
-        Ok(Some(Self { connection_task: keeper, runtime, task: Mutex::default() }))
+        Ok(Self { connection_task: keeper, runtime, task: Mutex::default() })
     }
+}
 
-    /// Connects to the home host, now and whenever the connection is lost.
-    pub(crate) fn open(&self) {
+impl Tunnel for AwayEnd {
+    fn open(&self) {
         let keeper = self.connection_task.clone();
         lock(&self.task)
             .get_or_insert_with(|| self.runtime.spawn(async move { keeper.keep_connected().await }));
     }
 
-    /// Ends the tunnel for good: another host has the machine now.
-    pub(crate) fn close(&self) {
+    fn close(&self) {
         lock(&self.task).take().into_iter().for_each(|task| task.abort());
         self.connection_task.disconnect(None);
     }
 
-    pub(crate) fn view(&self) -> TunnelView {
+    fn view(&self) -> TunnelView {
         self.connection_task.view.clone()
     }
 }
@@ -180,6 +163,18 @@ impl Daemon {
     /// The tunnel of a machine of this record while it runs here, if its network is elsewhere.
     pub(crate) fn away_tunnel<'a>(&self, record: &'a Record) -> Option<&'a HomeNetwork> {
         record.tunnel.as_ref().filter(|tunnel| tunnel.home != self.name)
+    }
+
+    /// Makes the away end for a machine of this record, if its network is on another host.
+    pub(crate) fn away_end(&self, record: &Record) -> Option<ConnectTunnel> {
+        let tunnel = self.away_tunnel(record)?.clone();
+        let (host, name) = (self.me.clone(), record.name.clone());
+        Some(Box::new(move |ports| {
+            let stopping =
+                || RunningError::Port { port: "tunnel".to_owned(), source: "the daemon is stopping".into() };
+            let host = host.upgrade().ok_or_else(stopping)?;
+            Ok(Box::new(AwayEnd::new(&host, &name, tunnel, ports)?))
+        }))
     }
 
     /// Ends the tunnel of this record's machine. The home host is told as soon as it can be reached, if need

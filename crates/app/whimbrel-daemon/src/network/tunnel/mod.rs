@@ -15,8 +15,6 @@ pub(crate) mod protocol;
 pub(crate) mod records;
 mod transport;
 
-pub(crate) use away::{AwayEnd, TunnelView};
-
 use crate::{
     core::{error::DaemonError, refs},
     daemon::Daemon,

@@ -5,11 +5,11 @@ use super::{
     heartbeat::Heartbeat,
     input_shipping::InputShipper,
 };
-use crate::running::PausableMachine;
 use std::{sync::Mutex, time::Duration};
 use whimbrel_core::lock;
 use whimbrel_machine::{Machine, MachineError, UnpauseReport};
 use whimbrel_memory::{CpuShare, Throttle};
+use whimbrel_vm::PausableMachine;
 
 /// Shares of the time, in percent, that virtual CPUs get one after the other if rounds do not suffice.
 const SHARES: [u8; 3] = [60, 35, 20];

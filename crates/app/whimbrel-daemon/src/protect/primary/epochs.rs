@@ -9,12 +9,7 @@ use super::{
     input_shipping::InputShipper,
 };
 use crate::protect::{link::PageLink, settings::ProtectionSettings};
-use crate::{
-    core::error::DaemonError,
-    daemon::Daemon,
-    machine::record::Record,
-    running::{CaptureBreaks, NetworkPort, PausableMachine, RunningMachine},
-};
+use crate::{core::error::DaemonError, daemon::Daemon, machine::record::Record};
 use std::{
     cell::RefCell,
     ops::ControlFlow,
@@ -38,6 +33,7 @@ use whimbrel_protect::{
     stats::EpochStats,
 };
 use whimbrel_qemu::{Console, MachineEvent};
+use whimbrel_vm::{CaptureBreaks, NetworkPort, PausableMachine, RunningMachine};
 
 /// Rounds of seeding: until an epoch's worth of pages is left, or until more rounds do not help.
 const SEEDING_POLICY: CheckpointPolicy = CheckpointPolicy { pages_left_max: 1024, rounds_max: 8 };

@@ -1,11 +1,6 @@
 //! Protection handle: the interface between other threads and the thread that protects a machine.
 
-use crate::{
-    core::error::DaemonError,
-    machine::record::Record,
-    protect::settings::ProtectionSettings,
-    running::{CaptureBreaks, RunningMachine},
-};
+use crate::{core::error::DaemonError, machine::record::Record, protect::settings::ProtectionSettings};
 use std::{
     collections::VecDeque,
     sync::{
@@ -21,6 +16,7 @@ use whimbrel_capture::Progress;
 use whimbrel_core::{ByteSize, MachineName, lock};
 use whimbrel_migrate::protocol::HandoverId;
 use whimbrel_protect::{codec::ByteCounts, stats::Stats};
+use whimbrel_vm::{CaptureBreaks, RunningMachine};
 
 /// Interface to a protected machine.
 pub(crate) struct ProtectionHandle {

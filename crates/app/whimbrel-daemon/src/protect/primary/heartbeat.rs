@@ -14,7 +14,6 @@ use crate::protect::{
     lock,
     witness::client::WitnessClient,
 };
-use crate::running::{NetworkPort, RunningMachine};
 use std::{
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
@@ -31,6 +30,7 @@ use whimbrel_protect::{
     protocol::{self, HeartbeatReply, ProtectionId},
 };
 use whimbrel_qemu::Console;
+use whimbrel_vm::{NetworkPort, RunningMachine};
 
 /// Additional time for which a standby may be silent during seeding.
 const SEEDING_SILENCE: Duration = Duration::from_secs(10);
@@ -72,7 +72,7 @@ impl Output {
     /// The output of a running machine.
     pub(in crate::protect) fn of(live: &RunningMachine) -> Self {
         let ports = live.ports.iter().map(NetworkPort::port).collect();
-        Self { ports, console: live.console() }
+        Self { ports, console: Arc::downgrade(live.console()) }
     }
 }
 

@@ -6,10 +6,11 @@
 //! that it would draw again. So it is offered with another generation id. In the other modes output waits for
 //! its epoch, and the machine keeps its identity.
 
-use crate::{core::error::DaemonError, daemon::Daemon, machine::record::Record, running::RunningMachine};
+use crate::{core::error::DaemonError, daemon::Daemon, machine::record::Record};
 use whimbrel_core::Digest;
 use whimbrel_migrate::protocol::{HandoverId, Offer};
 use whimbrel_qemu::Vmgenid;
+use whimbrel_vm::RunningMachine;
 
 /// Describes a machine for its standby.
 pub(in crate::protect) fn of(

@@ -25,7 +25,6 @@ use crate::{
         record::Phase,
         supervisor,
     },
-    running::RunningMachine,
 };
 use std::{
     sync::{Arc, mpsc::Sender},
@@ -38,6 +37,7 @@ use whimbrel_protect::{
     lease::{self, PrimaryState, WitnessQuery},
     protocol::{ProtectionId, StartRequest},
 };
+use whimbrel_vm::RunningMachine;
 
 /// How long to wait before a lost standby is tried again.
 const RETRY_DELAY: Duration = Duration::from_secs(2);
@@ -320,7 +320,7 @@ impl Attempt<'_> {
         let beating = HeartbeatThreads::start(beats.clone())
             .map_err(|source| DaemonError::io("start a thread for", self.host.directories.data(), source))?;
         if beats.may_run() {
-            live.ports.iter().for_each(crate::running::NetworkPort::announce);
+            live.ports.iter().for_each(whimbrel_vm::NetworkPort::announce);
         }
         live.set_paused(false)?;
         let since = Instant::now();

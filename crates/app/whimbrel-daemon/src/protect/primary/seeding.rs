@@ -15,7 +15,6 @@ use crate::{
     core::{error::DaemonError, operations::ProgressReporter},
     daemon::Daemon,
     machine::record::{InheritedProtectionRecord, Record},
-    running::{NetworkPort, RunningMachine},
 };
 use std::{
     ops::ControlFlow,
@@ -35,6 +34,7 @@ use whimbrel_protect::{
     primary::EpochSender,
     protocol::{self, HeartbeatReply, ProtectionId, StandbyOutcome, StartRequest},
 };
+use whimbrel_vm::{NetworkPort, RunningMachine};
 
 /// Term of the lease: a host that is busy with a migration answers late.
 const TERM_MS: u64 = 2000;

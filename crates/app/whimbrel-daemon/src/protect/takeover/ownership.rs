@@ -15,9 +15,7 @@ use crate::{
     machine::{
         entry::{Machine, MachineLock},
         record::Phase,
-        runtime_dir,
     },
-    running::RunningMachine,
 };
 use std::{
     sync::Arc,
@@ -29,6 +27,7 @@ use whimbrel_protect::{
     lease::{PrimaryLeaseAction, PrimaryState, WitnessQuery},
     protocol::StandbyOutcome,
 };
+use whimbrel_vm::{RunningMachine, runtime_dir};
 
 /// Delays between attempts: the first and the longest.
 const RETRY_DELAYS: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(2)];

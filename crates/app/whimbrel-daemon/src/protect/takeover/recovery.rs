@@ -22,9 +22,8 @@ use crate::{
         entry::{Machine, MachineLock},
         record::{Phase, Record},
         restart::End,
-        runtime_dir, supervisor,
+        supervisor,
     },
-    running::RunningMachine,
 };
 use std::{
     sync::{Arc, Weak, mpsc},
@@ -35,6 +34,7 @@ use whimbrel_protect::{
     lease,
     protocol::{ProtectionId, StandbyOutcome},
 };
+use whimbrel_vm::{RunningMachine, runtime_dir};
 
 /// Interval at which standbys are notified of ended protections.
 const NOTIFY_INTERVAL: Duration = Duration::from_secs(5);
@@ -73,7 +73,7 @@ impl Daemon {
             runtime_dir::end(&self.directories.runtime_dir(&process.slot));
         }
         let live = record.process.as_ref().filter(|_| !lacks).and_then(|process| {
-            let adopted = RunningMachine::adopt(self, record, process);
+            let adopted = self.adopt_machine(record, process);
             adopted.inspect_err(|error| {
                 tracing::warn!(machine = %record.name, error = error as &dyn std::error::Error, "cannot recover a protected machine");
             }).ok()

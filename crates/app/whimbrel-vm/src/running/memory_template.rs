@@ -5,7 +5,7 @@
 //! until a clone writes to it. The file ends with its last link, whoever removes that, so a crash cannot
 //! falsify a count. [`Templates`] only remembers where the next clone finds it.
 
-use crate::{core::error::DaemonError, machine::reservations::Reservation};
+use super::{Reservation, RunningError};
 use rustix::fs::{AtFlags, CWD, linkat};
 use std::{
     collections::BTreeMap,
@@ -21,16 +21,17 @@ use std::{
 use whimbrel_core::{ByteSize, Digest, lock};
 
 /// Content of a template: the root of an image (none for an empty one) and its size.
-pub(crate) type TemplateKey = (Option<Digest>, ByteSize);
+pub type TemplateKey = (Option<Digest>, ByteSize);
 
+/// Templates of this host by their content.
 #[derive(Debug, Default)]
-pub(crate) struct Templates {
+pub struct Templates {
     known: Mutex<BTreeMap<TemplateKey, Weak<Template>>>,
 }
 
 /// The memory file of a template, and the memory that was promised to it.
 #[derive(Debug)]
-pub(crate) struct Template {
+pub struct Template {
     file: File,
     _memory: Reservation,
 }
@@ -45,20 +46,20 @@ impl Template {
 impl Templates {
     /// Links the template of `content` as `path`: the one that other clones use, or a new one, for which
     /// memory is reserved.
-    pub(crate) fn link(
+    pub fn link<E: From<RunningError>>(
         &self,
         content: TemplateKey,
         path: &Path,
-        reserve: impl FnOnce() -> Result<Reservation, DaemonError>,
-    ) -> Result<Arc<Template>, DaemonError> {
-        let failed = |source| DaemonError::io("share the memory of clones in", path, source);
+        reserve: impl FnOnce() -> Result<Reservation, E>,
+    ) -> Result<Arc<Template>, E> {
+        let failed = |source| RunningError::io("share the memory of clones in", path, source);
         let mut known = lock(&self.known);
         if let Some(template) = known.get(&content).and_then(Weak::upgrade) {
             match link_file(&template.file, path) {
                 Ok(()) => return Ok(template),
                 // The last link was removed just now.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(failed(error)),
+                Err(error) => return Err(failed(error).into()),
             }
         }
         let memory = reserve()?;
@@ -69,13 +70,13 @@ impl Templates {
     }
 
     /// The template that a clone of an earlier daemon has as `path`.
-    pub(crate) fn adopt(
+    pub fn adopt(
         &self,
         content: TemplateKey,
         path: &Path,
         memory: Reservation,
-    ) -> Result<Arc<Template>, DaemonError> {
-        let failed = |source| DaemonError::io("open", path, source);
+    ) -> Result<Arc<Template>, RunningError> {
+        let failed = |source| RunningError::io("open", path, source);
         let file = File::options().read(true).write(true).open(path).map_err(failed)?;
         let mut known = lock(&self.known);
         match known.get(&content).and_then(Weak::upgrade) {
@@ -115,12 +116,16 @@ fn is_same(one: &File, other: &File) -> io::Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::reservations::Reservations;
+    use crate::running::Reservations;
 
     const CONTENT: TemplateKey = (None, ByteSize(1 << 20));
 
     fn memory() -> Reservation {
         Reservations::new(Path::new("/")).adopt(0)
+    }
+
+    fn reserved() -> Result<Reservation, RunningError> {
+        Ok(memory())
     }
 
     fn inode(path: &Path) -> u64 {
@@ -131,10 +136,9 @@ mod tests {
     fn clones_of_one_capsule_share_a_file_and_others_do_not() {
         let (dir, templates) = (tempfile::tempdir().expect("a directory"), Templates::default());
         let path = |name: &str| dir.path().join(name);
-        let _first = templates.link(CONTENT, &path("a"), || Ok(memory())).expect("a template");
-        let _second = templates.link(CONTENT, &path("b"), || Ok(memory())).expect("a template");
-        let _other =
-            templates.link((None, ByteSize(2 << 20)), &path("c"), || Ok(memory())).expect("a template");
+        let _first = templates.link(CONTENT, &path("a"), reserved).expect("a template");
+        let _second = templates.link(CONTENT, &path("b"), reserved).expect("a template");
+        let _other = templates.link((None, ByteSize(2 << 20)), &path("c"), reserved).expect("a template");
         assert_eq!(inode(&path("a")), inode(&path("b")));
         assert_ne!(inode(&path("a")), inode(&path("c")));
         assert_eq!(std::fs::metadata(path("c")).expect("a file").len(), 2 << 20);
@@ -144,9 +148,9 @@ mod tests {
     fn a_template_whose_last_name_went_away_under_a_new_clone_is_made_anew() {
         let (dir, templates) = (tempfile::tempdir().expect("a directory"), Templates::default());
         let path = |name: &str| dir.path().join(name);
-        let _held = templates.link(CONTENT, &path("a"), || Ok(memory())).expect("a template");
+        let _held = templates.link(CONTENT, &path("a"), reserved).expect("a template");
         std::fs::remove_file(path("a")).expect("the only name");
-        let _next = templates.link(CONTENT, &path("b"), || Ok(memory())).expect("a new template");
+        let _next = templates.link(CONTENT, &path("b"), reserved).expect("a new template");
         assert!(path("b").exists());
     }
 
@@ -154,10 +158,10 @@ mod tests {
     fn the_next_daemon_gives_new_clones_the_template_of_the_old_ones() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = |name: &str| dir.path().join(name);
-        drop(Templates::default().link(CONTENT, &path("a"), || Ok(memory())).expect("a template"));
+        drop(Templates::default().link(CONTENT, &path("a"), reserved).expect("a template"));
         let templates = Templates::default();
         let _adopted = templates.adopt(CONTENT, &path("a"), memory()).expect("the same template");
-        let _next = templates.link(CONTENT, &path("b"), || Ok(memory())).expect("the same template");
+        let _next = templates.link(CONTENT, &path("b"), reserved).expect("the same template");
         assert_eq!(inode(&path("a")), inode(&path("b")));
     }
 }

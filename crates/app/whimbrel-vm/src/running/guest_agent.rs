@@ -6,20 +6,23 @@
 //! something. Until then nothing but the hello is sent: commands that wait in the port of a guest that does
 //! not read would be executed much later.
 
-use super::requests;
-use crate::daemon::Daemon;
 use std::{
     collections::{BTreeMap, BTreeSet},
     io::{self, Read as _, Write as _},
     net::Shutdown,
     os::unix::net::UnixStream,
     path::PathBuf,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak, atomic::AtomicBool},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     thread::{self, JoinHandle},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
-use whimbrel_core::MachineName;
-use whimbrel_guest_protocol::{Command, FEATURE_CLOCK, Report, RequestOutcome, VERSION, frame::Decoder};
+use whimbrel_core::{HostName, MachineName};
+use whimbrel_guest_protocol::{
+    Command, FEATURE_CLOCK, GuestRequest, Report, RequestOutcome, VERSION, frame::Decoder,
+};
 
 /// Interval between attempts to reconnect.
 const RECONNECT: Duration = Duration::from_millis(200);
@@ -32,8 +35,9 @@ const HELLO_AGAIN_ID: u32 = 2;
 const ANNOUNCE_AFTER: [Duration; 3] =
     [Duration::ZERO, Duration::from_millis(200), Duration::from_millis(1000)];
 
+/// How a machine came to run here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ArrivalKind {
+pub enum ArrivalKind {
     /// With a migration: the guest is asked to announce itself as soon as its agent is present, and its clock
     /// is set forward.
     ByMigration,
@@ -45,31 +49,55 @@ pub(crate) enum ArrivalKind {
 
 /// The reason why a guest agent did not execute a command.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum AgentError {
+pub enum AgentError {
+    /// There is no agent, or it ended.
     #[error("no guest agent answers")]
     Absent,
     /// The agent takes too long.
     #[error("the guest agent does not answer within {after:?}")]
-    Timeout { after: Duration },
+    Timeout {
+        /// Time that it had.
+        after: Duration,
+    },
+    /// The agent does not do it.
     #[error("the guest agent refuses: {reason}")]
-    Refused { reason: String },
+    Refused {
+        /// Words of the agent.
+        reason: String,
+    },
     /// The report does not fit the command.
     #[error("the report of the guest agent does not fit the command")]
     UnexpectedReport,
 }
 
-pub(crate) struct GuestAgent {
+/// Service that carries out what guests request.
+pub trait GuestRequests: Send + Sync {
+    /// Handles request `id` of a guest, without delay: its thread also reads the reports of the guest.
+    fn handle(&self, guest: AgentCommands, id: u32, request: GuestRequest);
+}
+
+/// Right to make a request, which a guest has once. Dropping it returns the right.
+pub struct RequestSlot(AgentCommands);
+
+impl Drop for RequestSlot {
+    fn drop(&mut self) {
+        self.0.0.is_requesting.store(false, Ordering::Release);
+    }
+}
+
+/// Connection to the agent inside a guest.
+pub struct GuestAgent {
     shared: Arc<Shared>,
     reader: Option<JoinHandle<()>>,
 }
 
-pub(super) struct Shared {
+struct Shared {
     /// Set while a request of the guest is carried out; there is one at a time.
-    pub(super) is_requesting: AtomicBool,
+    is_requesting: AtomicBool,
     socket: PathBuf,
     hello: Command,
     machine: MachineName,
-    host: Weak<Daemon>,
+    requests: Arc<dyn GuestRequests>,
     arrived: ArrivalKind,
     state: Mutex<State>,
     changed: Condvar,
@@ -93,26 +121,26 @@ struct State {
 
 impl GuestAgent {
     /// Keeps a connection to the port at `socket` until it is dropped.
-    pub(crate) fn open(
-        host: &Daemon,
-        machine: &MachineName,
+    pub fn open(
+        (host, machine): (&HostName, &MachineName),
         pages: u64,
         socket: PathBuf,
         arrived: ArrivalKind,
+        requests: Arc<dyn GuestRequests>,
     ) -> io::Result<Self> {
-        let hello = Command::Hello { host: host.name.to_string(), machine: machine.to_string(), pages };
-        let (machine, host) = (machine.clone(), host.me.clone());
+        let hello = Command::Hello { host: host.to_string(), machine: machine.to_string(), pages };
+        let machine = machine.clone();
         let (state, changed) = (Mutex::default(), Condvar::new());
         let is_requesting = AtomicBool::new(false);
         let shared =
-            Arc::new(Shared { is_requesting, socket, hello, machine, host, arrived, state, changed });
+            Arc::new(Shared { is_requesting, socket, hello, machine, requests, arrived, state, changed });
         let theirs = shared.clone();
         let reader = thread::Builder::new().name("guest-port".into()).spawn(move || theirs.read_reports())?;
         Ok(Self { shared, reader: Some(reader) })
     }
 
     /// A handle for commands, which may outlive the connection.
-    pub(crate) fn commands(&self) -> AgentCommands {
+    pub fn commands(&self) -> AgentCommands {
         AgentCommands(self.shared.clone())
     }
 }
@@ -134,15 +162,18 @@ impl Drop for GuestAgent {
     }
 }
 
+/// Commands to the agent of one guest.
 #[derive(Clone)]
-pub(crate) struct AgentCommands(pub(super) Arc<Shared>);
+pub struct AgentCommands(Arc<Shared>);
 
 impl AgentCommands {
-    pub(crate) fn is_present(&self) -> bool {
+    /// Whether an agent has answered on the present connection.
+    pub fn is_present(&self) -> bool {
         self.0.lock().session.is_some()
     }
 
-    pub(crate) fn ask(&self, order: &Command, patience: Duration) -> Result<Report, AgentError> {
+    /// Sends a command and waits for its report.
+    pub fn ask(&self, order: &Command, patience: Duration) -> Result<Report, AgentError> {
         let (id, session) = {
             let mut state = self.0.lock();
             let session = state.session.ok_or(AgentError::Absent)?;
@@ -165,17 +196,24 @@ impl AgentCommands {
     }
 
     /// Has the guest set its wall clock forward after a pause, without waiting for it.
-    pub(crate) fn catch_up(&self) {
+    pub fn catch_up(&self) {
         let orders = self.clone();
         spawn("guest-clock", move || set_clock(&orders));
     }
 
     /// Sends a command whose report nobody waits for. Nothing is sent if the agent is not present.
-    pub(crate) fn send(&self, order: &Command) {
+    pub fn send(&self, order: &Command) {
         self.send_with_id(order, 0);
     }
 
-    pub(super) fn send_result(&self, id: u32, outcome: RequestOutcome) {
+    /// Takes the right of the guest to make a request; none while another one is carried out.
+    pub fn begin_request(&self) -> Option<RequestSlot> {
+        let taken = self.0.is_requesting.swap(true, Ordering::AcqRel);
+        (!taken).then(|| RequestSlot(self.clone()))
+    }
+
+    /// Tells the guest what became of request `id`.
+    pub fn send_result(&self, id: u32, outcome: RequestOutcome) {
         self.send_with_id(&Command::RequestResult(outcome), id);
     }
 
@@ -284,7 +322,7 @@ impl Shared {
             _ if state.session != Some(session) => {}
             Report::Request(ask) => {
                 drop(state);
-                requests::handle_request(&self.host, &self.machine, AgentCommands(self.clone()), id, ask);
+                self.requests.handle(AgentCommands(self.clone()), id, ask);
             }
             word if state.waiting.contains(&id) => {
                 state.answers.insert(id, word);
@@ -323,7 +361,8 @@ fn set_clock(orders: &AgentCommands) {
     if orders.0.lock().features & FEATURE_CLOCK == 0 {
         return;
     }
-    match orders.ask(&Command::SetClock { unix_ms: crate::now_ms() }, Duration::from_secs(2)) {
+    let unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
+    match orders.ask(&Command::SetClock { unix_ms }, Duration::from_secs(2)) {
         Ok(Report::ClockSet { forward_ms: 0 }) => {}
         Ok(Report::ClockSet { forward_ms }) => {
             tracing::info!(%machine, forward_ms, "the guest has set its clock forward");
@@ -350,7 +389,7 @@ fn announce(orders: &AgentCommands) {
     }
 }
 
-pub(super) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) {
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) {
     if let Err(error) = thread::Builder::new().name(name.to_owned()).spawn(work) {
         tracing::error!(%error, "could not start a thread for a guest agent");
     }

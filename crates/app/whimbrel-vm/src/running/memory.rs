@@ -1,14 +1,10 @@
 //! Memory of a running machine: the attachment to its QEMU, and the source of its missing pages.
 
 use super::{
-    Stall,
+    CapsuleImages, MachineSetup, RunningError, Stall,
     disk::RemoteDisks,
     missing_pages::{MemoryPageStore, MissingMemory},
-};
-use crate::{
-    core::error::DaemonError,
-    daemon::Daemon,
-    machine::{record::Record, runtime_dir::RuntimeDir},
+    runtime_dir::RuntimeDir,
 };
 use std::{
     fs::File,
@@ -18,7 +14,7 @@ use std::{
 };
 use whimbrel_api::MachineState;
 use whimbrel_capture::dirty_observer::{DirtyObserver, observable};
-use whimbrel_core::{CapsuleId, Digest, PageRun, PageSet, lock};
+use whimbrel_core::{Digest, PageRun, PageSet, lock};
 use whimbrel_image::PrefetchList;
 use whimbrel_machine::{PageArray, PageError};
 use whimbrel_memory::{Attachment, Mode, PageSource, Pager, RamTarget};
@@ -26,7 +22,8 @@ use whimbrel_migrate::postcopy::{PageFetcher, page_fetcher::PageStore};
 use whimbrel_qemu::Qemu;
 use whimbrel_store::StoredImage;
 
-pub(crate) struct RunningMemory {
+/// Memory of a running machine.
+pub struct RunningMemory {
     attachment: Attachment,
     file: File,
     lazy: Option<LazyPart>,
@@ -45,7 +42,7 @@ struct LazyPart {
 
 /// Progress and touched pages of memory that is filled on demand.
 #[derive(Clone)]
-pub(crate) struct PagerView {
+pub struct PagerView {
     pager: SharedPager,
     fetcher: Option<Arc<PageFetcher>>,
     pub(super) stall: Arc<Stall>,
@@ -54,63 +51,60 @@ pub(crate) struct PagerView {
 
 impl RunningMemory {
     /// Attaches to a QEMU that has not run yet. Memory that is filled on demand gets its source later.
-    pub(crate) fn attach(qemu: &Qemu, slot: &RuntimeDir, lazy: bool) -> Result<Self, DaemonError> {
+    pub fn attach(qemu: &Qemu, slot: &RuntimeDir, lazy: bool) -> Result<Self, RunningError> {
         let mode = if lazy { Mode::Lazy } else { Mode::Track };
         let attachment = Attachment::attach(qemu.pid() as i32, RamTarget::Path(slot.ram()), mode);
         Self::with_file(attachment.map_err(memory_error)?, slot, lazy)
     }
 
-    /// Attaches to a QEMU to which an earlier daemon was attached.
-    pub(crate) fn adopt(
-        host: &Daemon,
+    /// Attaches to a QEMU to which an earlier process was attached.
+    pub(super) fn adopt(
+        setup: &MachineSetup,
         pid: u32,
         slot: &RuntimeDir,
-        record: &Record,
-        (image, taking): (Option<Option<Digest>>, Option<Arc<PageFetcher>>),
-    ) -> Result<Self, DaemonError> {
-        let config = &record.config;
+        image: Option<Option<Digest>>,
+    ) -> Result<Self, RunningError> {
         let (pid, ram) = (pid as i32, RamTarget::Path(slot.ram()));
         let attachment = match image {
             Some(_) => Attachment::adopt(pid, ram, Mode::Lazy),
             None => Attachment::open(pid, ram),
         };
         let mut memory = Self::with_file(attachment.map_err(memory_error)?, slot, image.is_some())?;
-        match (image, taking) {
-            (Some(_), Some(taking)) => memory.fetch_on_demand(&taking)?,
+        match (image, &setup.fetcher) {
+            (Some(_), Some(fetcher)) => memory.fetch_on_demand(fetcher)?,
             (Some(root), None) => {
-                memory.fill_on_demand(host, record.origin, root, config.memory_pages())?;
+                memory.fill_on_demand(&setup.images, root, setup.config.memory_pages())?;
             }
             (None, _) => {}
         }
         Ok(memory)
     }
 
-    fn with_file(attachment: Attachment, slot: &RuntimeDir, on_demand: bool) -> Result<Self, DaemonError> {
+    fn with_file(attachment: Attachment, slot: &RuntimeDir, on_demand: bool) -> Result<Self, RunningError> {
         let path = slot.ram();
         let file = File::options().read(true).write(true).open(&path);
-        let file = file.map_err(|source| DaemonError::io("open", &path, source))?;
+        let file = file.map_err(|source| RunningError::io("open", &path, source))?;
         Ok(Self { attachment, file, lazy: None, on_demand })
     }
 
     /// Fills touched pages from the image `root` of a capsule.
-    pub(crate) fn fill_on_demand(
+    pub fn fill_on_demand(
         &mut self,
-        host: &Daemon,
-        capsule: Option<CapsuleId>,
+        images: &CapsuleImages,
         root: Option<Digest>,
         pages: u64,
-    ) -> Result<(), DaemonError> {
+    ) -> Result<(), RunningError> {
         if self.lazy.is_some() {
             return Ok(());
         }
-        let source = ImageSource::new(host.image(capsule, ("memory", root, pages)))?;
+        let source = ImageSource::new(images.image("memory", root, pages))?;
         let pager = Pager::start(&self.attachment, Arc::new(source)).map_err(memory_error)?;
         self.lazy = Some(LazyPart { root, pager: Arc::new(Mutex::new(Some(pager))) });
         Ok(())
     }
 
     /// Fills touched pages with missing pages from another host.
-    pub(super) fn fetch_on_demand(&mut self, taking: &Arc<PageFetcher>) -> Result<(), DaemonError> {
+    pub(super) fn fetch_on_demand(&mut self, taking: &Arc<PageFetcher>) -> Result<(), RunningError> {
         if self.lazy.is_some() || !self.on_demand {
             return Ok(());
         }
@@ -126,39 +120,40 @@ impl RunningMemory {
         self.lazy.as_ref().map(store)
     }
 
-    pub(crate) fn view(&self) -> Result<Box<dyn PageArray>, DaemonError> {
+    /// The memory as a page array.
+    pub fn view(&self) -> Result<Box<dyn PageArray>, RunningError> {
         self.attachment.ram().map(|ram| Box::new(ram) as Box<dyn PageArray>).map_err(memory_error)
     }
 
     /// Whether it is filled on demand, and from which image.
-    pub(crate) fn origin(&self) -> (bool, Option<Digest>) {
+    pub fn origin(&self) -> (bool, Option<Digest>) {
         (self.on_demand, self.lazy.as_ref().and_then(|lazy| lazy.root))
     }
 
     /// The memory as a page array, and an observer of its dirty log.
-    pub(crate) fn pages(&self) -> Result<(Box<dyn PageArray>, DirtyObserver), DaemonError> {
+    pub fn pages(&self) -> Result<(Box<dyn PageArray>, DirtyObserver), RunningError> {
         let view =
             || self.attachment.ram().map(|ram| Box::new(ram) as Box<dyn PageArray>).map_err(memory_error);
         Ok(observable(view()?, view()?))
     }
 
     /// The memory file, to be filled before the machine runs.
-    pub(crate) fn file(&self) -> std::io::Result<File> {
+    pub fn file(&self) -> std::io::Result<File> {
         self.file.try_clone()
     }
 
     /// Stores pages before the machine runs.
-    pub(crate) fn write(&self, run: PageRun, data: &[u8]) -> std::io::Result<()> {
+    pub fn write(&self, run: PageRun, data: &[u8]) -> std::io::Result<()> {
         self.file.write_all_at(data, run.offset())
     }
 
     /// Reads pages before the machine runs.
-    pub(crate) fn read(&self, run: PageRun, out: &mut [u8]) -> std::io::Result<()> {
+    pub fn read(&self, run: PageRun, out: &mut [u8]) -> std::io::Result<()> {
         self.file.read_exact_at(out, run.offset())
     }
 
     /// Zeroes pages before the machine runs.
-    pub(crate) fn zero(&self, run: PageRun) -> std::io::Result<()> {
+    pub fn zero(&self, run: PageRun) -> std::io::Result<()> {
         use rustix::fs::{FallocateFlags, fallocate};
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         Ok(fallocate(&self.file, hole, run.offset(), run.bytes() as u64)?)
@@ -180,17 +175,17 @@ impl RunningMemory {
     }
 
     /// Prefetches all pages in the background.
-    pub(crate) fn prefetch_all(&self) {
+    pub fn prefetch_all(&self) {
         self.with_pager(Pager::prefetch_all);
     }
 
     /// Whether all pages are here, after waiting at most `patience`.
-    pub(crate) fn wait_resident(&self, patience: Duration) -> bool {
+    pub fn wait_resident(&self, patience: Duration) -> bool {
         self.with_pager(|pager| pager.wait_resident(patience)).unwrap_or(true)
     }
 
     /// Resident pages, all pages, and the reason of a stall.
-    pub(crate) fn progress(&self) -> (u64, u64, Option<String>) {
+    pub fn progress(&self) -> (u64, u64, Option<String>) {
         let state = self.with_pager(Pager::state);
         state.map_or((0, 0, None), |state| (state.resident, state.total, state.stalled))
     }
@@ -212,7 +207,7 @@ impl Drop for RunningMemory {
 
 impl PagerView {
     /// `Lazy` while pages are missing, `Running` after that.
-    pub(crate) fn state(&self) -> MachineState {
+    pub fn state(&self) -> MachineState {
         let pager = lock(&self.pager);
         let waits = self.stall.reason();
         if let Some(view) = self.fetcher.as_ref().map(|taking| taking.status())
@@ -240,19 +235,19 @@ impl PagerView {
     }
 
     /// Prefetches all pages in the background.
-    pub(crate) fn prefetch_all(&self) {
+    pub fn prefetch_all(&self) {
         let pager = lock(&self.pager);
         pager.iter().for_each(Pager::prefetch_all);
     }
 
     /// Fetches these pages of the memory in the background.
-    pub(crate) fn prefetch(&self, pages: &PageSet) {
+    pub fn prefetch(&self, pages: &PageSet) {
         let pager = lock(&self.pager);
         pager.iter().for_each(|pager| pager.prefetch(pages));
     }
 
     /// The prefetch list of the machine; none once it has ended.
-    pub(crate) fn prefetch_list(&self) -> Option<PrefetchList> {
+    pub fn prefetch_list(&self) -> Option<PrefetchList> {
         let pager = lock(&self.pager);
         let memory = ("memory".to_owned(), pager.as_ref()?.touched());
         let disks = self.disks.iter().map(|(name, disk)| (name.clone(), disk.touched()));
@@ -260,8 +255,8 @@ impl PagerView {
     }
 }
 
-fn memory_error(source: impl std::error::Error + Send + Sync + 'static) -> DaemonError {
-    DaemonError::Memory { source: source.into() }
+fn memory_error(source: impl std::error::Error + Send + Sync + 'static) -> RunningError {
+    RunningError::Memory { source: source.into() }
 }
 
 /// A stored image as the source of memory that is filled on demand.
@@ -271,10 +266,9 @@ struct ImageSource {
 }
 
 impl ImageSource {
-    fn new(image: StoredImage) -> Result<Self, DaemonError> {
-        let present = image
-            .possibly_present()
-            .map_err(crate::core::refs::store_error("read the image of the memory"))?;
+    fn new(image: StoredImage) -> Result<Self, RunningError> {
+        let action = "read the image of the memory";
+        let present = image.possibly_present().map_err(|source| RunningError::Store { action, source })?;
         Ok(Self { image, present })
     }
 }

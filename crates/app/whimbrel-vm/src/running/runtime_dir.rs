@@ -3,11 +3,7 @@
 //! It exists before its QEMU and is removed after it. Its name is random, so one left by a crash is never
 //! taken for another machine's; `recovery` removes those that no machine owns.
 
-use crate::{
-    core::{directories::Directories, error::DaemonError},
-    machine::{record::RamFile, reservations::Reservation},
-    running::Template,
-};
+use super::{RamFile, Reservation, RunningError, Template};
 use rustix::fs::{Mode, OFlags};
 use std::{
     fs::{self, File},
@@ -39,7 +35,7 @@ const LOADED_STATE: &str = "loaded";
 /// A fact about a QEMU that a later daemon must know: an empty file in its runtime directory, which lasts as
 /// long as the QEMU and costs no durable write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum RuntimeMark {
+pub enum RuntimeMark {
     /// An incoming machine is complete and loaded.
     Complete,
     /// The user paused the machine. Any other pause belongs to an operation and ends with it.
@@ -54,7 +50,8 @@ impl RuntimeMark {
         })
     }
 
-    pub(crate) fn is_on(self, slot: &Path) -> bool {
+    /// Whether the mark is set in this runtime directory.
+    pub fn is_on(self, slot: &Path) -> bool {
         self.path(slot).exists()
     }
 }
@@ -62,7 +59,8 @@ impl RuntimeMark {
 /// Longest time for a killed QEMU to end.
 const END_TIMEOUT: Duration = Duration::from_secs(30);
 
-pub(crate) struct RuntimeDir {
+/// Runtime directory of one QEMU, with the servers of its disks.
+pub struct RuntimeDir {
     id: String,
     dir: PathBuf,
     disks: Vec<ServedDisk>,
@@ -81,29 +79,29 @@ struct ServedDisk {
 
 impl RuntimeDir {
     /// Creates a runtime directory whose disks read as zeros until they are set.
-    pub(crate) fn create(
-        layout: &Directories,
+    pub fn create(
+        runtime_dirs: &Path,
         config: &MachineConfig,
         memory: Reservation,
-    ) -> Result<Self, DaemonError> {
+    ) -> Result<Self, RunningError> {
         let number = rand::random::<u64>();
         let id = format!("{number:016x}");
-        let dir = layout.runtime_dir(&id);
+        let dir = runtime_dirs.join(&id);
         let made = fs::create_dir(&dir)
             .and_then(|()| MachineUser::of_random(number).make_dir(&dir.join(QEMU_DIR)))
-            .map_err(|source| DaemonError::io("create", &dir, source));
+            .map_err(|source| RunningError::io("create", &dir, source));
         made.and_then(|()| Self::serve(id, &dir, (config, memory), BeforeSet::Zeros))
             .inspect_err(|_| drop(fs::remove_dir_all(&dir)))
     }
 
     /// Opens the runtime directory of a live QEMU, whose disks wait until they are set.
-    pub(crate) fn adopt(
-        layout: &Directories,
+    pub fn adopt(
+        runtime_dirs: &Path,
         id: &str,
         config: &MachineConfig,
         memory: Reservation,
-    ) -> Result<Self, DaemonError> {
-        Self::serve(id.to_owned(), &layout.runtime_dir(id), (config, memory), BeforeSet::Wait)
+    ) -> Result<Self, RunningError> {
+        Self::serve(id.to_owned(), &runtime_dirs.join(id), (config, memory), BeforeSet::Wait)
     }
 
     fn serve(
@@ -111,10 +109,10 @@ impl RuntimeDir {
         dir: &Path,
         (config, memory): (&MachineConfig, Reservation),
         before: BeforeSet,
-    ) -> Result<Self, DaemonError> {
+    ) -> Result<Self, RunningError> {
         memory.taken_by(dir.join(RAM));
         let qemu_dir = qemu_dir(dir);
-        let user = MachineUser::of_dir(&qemu_dir).map_err(|e| DaemonError::io("examine", &qemu_dir, e))?;
+        let user = MachineUser::of_dir(&qemu_dir).map_err(|e| RunningError::io("examine", &qemu_dir, e))?;
         let serve = |(index, disk): (usize, &whimbrel_core::DiskConfig)| {
             let socket = qemu_dir.join(format!("disk{index}"));
             let switch = Arc::new(SwappableDevice::new(disk.size.0, before));
@@ -122,64 +120,65 @@ impl RuntimeDir {
                 user.map_or(Ok(()), |user| user.give(&socket))?;
                 whimbrel_nbd::serve(switch.clone(), listener, whimbrel_nbd::Options::default())
             });
-            let server = server.map_err(|source| DaemonError::io("serve a disk on", &socket, source))?;
+            let server = server.map_err(|source| RunningError::io("serve a disk on", &socket, source))?;
             Ok(ServedDisk { device: switch, _server: server, socket })
         };
-        let disks = config.disks.iter().enumerate().map(serve).collect::<Result<_, DaemonError>>()?;
+        let disks = config.disks.iter().enumerate().map(serve).collect::<Result<_, RunningError>>()?;
         Ok(Self { id, dir: dir.to_owned(), disks, template: None, _memory: memory })
     }
 
-    pub(crate) fn id(&self) -> &str {
+    pub(super) fn id(&self) -> &str {
         &self.id
     }
 
-    pub(crate) fn dir(&self) -> &Path {
+    pub(super) fn dir(&self) -> &Path {
         &self.dir
     }
 
     /// Directory of the sockets, in which QEMU works.
-    pub(crate) fn qemu_dir(&self) -> PathBuf {
+    pub(super) fn qemu_dir(&self) -> PathBuf {
         qemu_dir(&self.dir)
     }
 
-    pub(crate) fn ram(&self) -> PathBuf {
+    /// Path of the memory file.
+    pub fn ram(&self) -> PathBuf {
         self.dir.join(RAM)
     }
 
     /// Creates the memory file, all holes, unless it is there as a link: to a template, or to the memory of a
     /// QEMU that could not load its state. QEMU would create it too, but not for its own user only.
-    pub(crate) fn create_ram(&self, size: ByteSize) -> Result<PathBuf, DaemonError> {
+    pub(super) fn create_ram(&self, size: ByteSize) -> Result<PathBuf, RunningError> {
         let path = self.ram();
         if !path.exists() {
             let file = File::options().write(true).create_new(true).mode(0o600).open(&path);
             let made = file.and_then(|file| file.set_len(size.0));
-            made.map_err(|source| DaemonError::io("create", &path, source))?;
+            made.map_err(|source| RunningError::io("create", &path, source))?;
         }
         Ok(path)
     }
 
     /// Records that the memory file is a link to this template.
-    pub(crate) fn hold_template(&mut self, template: Arc<Template>) {
+    pub fn hold_template(&mut self, template: Arc<Template>) {
         self.template = Some(template);
     }
 
-    pub(crate) fn ram_file(&self) -> RamFile {
+    pub(super) fn ram_file(&self) -> RamFile {
         self.template.as_ref().map_or(RamFile::Own, |_| RamFile::Template)
     }
 
     /// Saves the device state that the QEMU was loaded with, for a later daemon.
-    pub(crate) fn save_loaded_state(&self, device_state: &[u8]) -> Result<(), DaemonError> {
+    pub(super) fn save_loaded_state(&self, device_state: &[u8]) -> Result<(), RunningError> {
         let path = self.dir.join(LOADED_STATE);
-        fs::write(&path, device_state).map_err(|source| DaemonError::io("write", &path, source))
+        fs::write(&path, device_state).map_err(|source| RunningError::io("write", &path, source))
     }
 
-    pub(crate) fn loaded_state(&self) -> Result<Vec<u8>, DaemonError> {
+    pub(super) fn loaded_state(&self) -> Result<Vec<u8>, RunningError> {
         let path = self.dir.join(LOADED_STATE);
-        fs::read(&path).map_err(|source| DaemonError::io("read", &path, source))
+        fs::read(&path).map_err(|source| RunningError::io("read", &path, source))
     }
 
     /// Sets or removes a mark.
-    pub(crate) fn mark(&self, mark: RuntimeMark, on: bool) -> Result<(), DaemonError> {
+    pub(super) fn mark(&self, mark: RuntimeMark, on: bool) -> Result<(), RunningError> {
         let path = mark.path(&self.dir);
         let done = match on {
             true => File::create(&path).map(drop),
@@ -187,22 +186,22 @@ impl RuntimeDir {
         };
         match done {
             Err(error) if on || error.kind() != std::io::ErrorKind::NotFound => {
-                Err(DaemonError::io("write", &path, error))
+                Err(RunningError::io("write", &path, error))
             }
             _ => Ok(()),
         }
     }
 
-    pub(crate) fn sockets(&self) -> Vec<PathBuf> {
+    pub(super) fn sockets(&self) -> Vec<PathBuf> {
         self.disks.iter().map(|disk| disk.socket.clone()).collect()
     }
 
-    pub(crate) fn swappable_disk(&self, disk: usize) -> &Arc<SwappableDevice> {
+    pub(super) fn swappable_disk(&self, disk: usize) -> &Arc<SwappableDevice> {
         &self.disks[disk].device
     }
 
     /// Records the QEMU that uses the directory, for `sweep`.
-    pub(crate) fn record_process(&self, process: ProcessIdentity) {
+    pub(super) fn record_process(&self, process: ProcessIdentity) {
         let path = self.dir.join(PROCESS);
         if let Err(error) = fs::write(&path, format!("{} {}", process.pid, process.start_time)) {
             tracing::warn!(slot = self.id, %error, "could not record a QEMU; a restarted daemon will not find it");
@@ -210,7 +209,7 @@ impl RuntimeDir {
     }
 
     /// Removes the directory, whose QEMU has ended.
-    pub(crate) fn remove(self) {
+    pub fn remove(self) {
         self.disks.iter().for_each(|disk| drop(disk.device.close()));
         drop(self.disks);
         if let Err(error) = fs::remove_dir_all(&self.dir) {
@@ -236,21 +235,21 @@ fn qemu_dir(slot: &Path) -> PathBuf {
 
 /// Removes every runtime directory that `is_owned` rejects and ends its QEMU: one that was prestarted, or was
 /// to become a machine, when its daemon died. It never ran.
-pub(crate) fn sweep(layout: &Directories, is_owned: impl Fn(&str) -> bool) -> Result<(), DaemonError> {
-    let dir = layout.runtime_dirs();
-    for entry in fs::read_dir(&dir).map_err(|source| DaemonError::io("read", &dir, source))?.flatten() {
+pub fn sweep(runtime_dirs: &Path, is_owned: impl Fn(&str) -> bool) -> Result<(), RunningError> {
+    let failed = |source| RunningError::io("read", runtime_dirs, source);
+    for entry in fs::read_dir(runtime_dirs).map_err(failed)?.flatten() {
         if !is_owned(&entry.file_name().to_string_lossy()) {
             let path = entry.path();
             end(&path);
             let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
-            removed.map_err(|source| DaemonError::io("remove", &path, source))?;
+            removed.map_err(|source| RunningError::io("remove", &path, source))?;
         }
     }
     Ok(())
 }
 
 /// Ends the recorded QEMU of a runtime directory, if it still lives.
-pub(crate) fn end(slot: &Path) {
+pub fn end(slot: &Path) {
     if let Some(process) = recorded_process(slot) {
         process.kill();
         if !process.wait(END_TIMEOUT) {
@@ -260,7 +259,7 @@ pub(crate) fn end(slot: &Path) {
 }
 
 /// Ends the QEMU of an unused runtime directory and removes the directory.
-pub(crate) fn clear(slot: &Path) {
+pub fn clear(slot: &Path) {
     end(slot);
     match fs::remove_dir_all(slot) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {

@@ -4,20 +4,33 @@
 //! Callers report its failures; nothing is stored here.
 
 use super::{NetworkPort, RunningDisk};
-use crate::network::late_frames;
 use whimbrel_machine::{MachineError, UnpauseReport, state_then_unpause};
 use whimbrel_qemu::Qemu;
 
 /// QEMU, and disks that are flushed before the pause. QEMU flushes them again during the pause, which counts
 /// as downtime; after the first flush that is short.
-pub(crate) struct PausableMachine<'a> {
-    pub(crate) qemu: &'a mut Qemu,
-    pub(crate) disks: &'a [RunningDisk],
+pub struct PausableMachine<'a> {
+    /// QEMU of the machine.
+    pub qemu: &'a mut Qemu,
+    /// Disks of the machine.
+    pub disks: &'a [RunningDisk],
     /// The user had paused it, so it stays paused whatever happens.
-    pub(crate) keep_paused: bool,
+    pub keep_paused: bool,
     /// Ports that buffer frames for the machine during the pause, if it may be handed over then. QEMU would
     /// buffer them too, but cannot be asked for them.
-    pub(crate) buffering_ports: &'a [NetworkPort],
+    pub buffering_ports: &'a [NetworkPort],
+}
+
+impl PausableMachine<'_> {
+    /// Buffers frames for a machine that is about to be paused.
+    fn buffer_frames(&self) {
+        self.buffering_ports.iter().for_each(|port| port.port_ref().buffer_late_frames());
+    }
+
+    /// Delivers the buffered frames to a machine that runs on here.
+    fn deliver_frames(&self) {
+        self.buffering_ports.iter().for_each(|port| port.port_ref().deliver_late_frames());
+    }
 }
 
 impl whimbrel_machine::Machine for PausableMachine<'_> {
@@ -36,12 +49,12 @@ impl whimbrel_machine::Machine for PausableMachine<'_> {
     fn pause(&mut self) -> Result<(), MachineError> {
         // The pause drains the disks: writes that wait for a throttle would be downtime.
         self.disks.iter().for_each(|disk| disk.throttle().set_rate(None));
-        late_frames::start_buffering(self.buffering_ports);
-        self.qemu.pause().inspect_err(|_| late_frames::deliver_locally(self.buffering_ports))
+        self.buffer_frames();
+        self.qemu.pause().inspect_err(|_| self.deliver_frames())
     }
 
     fn unpause(&mut self) -> Result<(), MachineError> {
-        late_frames::deliver_locally(self.buffering_ports);
+        self.deliver_frames();
         if self.keep_paused { Ok(()) } else { self.qemu.unpause() }
     }
 
@@ -50,13 +63,13 @@ impl whimbrel_machine::Machine for PausableMachine<'_> {
     }
 
     fn pause_for_state(&mut self) -> Result<(), MachineError> {
-        late_frames::start_buffering(self.buffering_ports);
+        self.buffer_frames();
         let paused = if self.keep_paused { self.qemu.pause() } else { self.qemu.pause_for_state() };
-        paused.inspect_err(|_| late_frames::deliver_locally(self.buffering_ports))
+        paused.inspect_err(|_| self.deliver_frames())
     }
 
     fn unpause_with_state(&mut self) -> UnpauseReport {
-        late_frames::deliver_locally(self.buffering_ports);
+        self.deliver_frames();
         if self.keep_paused { state_then_unpause(self) } else { self.qemu.unpause_with_state() }
     }
 }

@@ -3,19 +3,38 @@
 //!
 //! Invariant: an array has a base here only while a pin holds the capsule of that base.
 
-use super::RunningMachine;
-use crate::{
-    capsule::checkpoint::CapturedArrays, core::error::DaemonError, daemon::Daemon, machine::record::Record,
-};
+use super::{RunningError, RunningMachine};
 use std::collections::BTreeMap;
-use whimbrel_capture::Consumer;
+use whimbrel_alignment::PageAlignment;
+use whimbrel_block::Device;
+use whimbrel_capture::{Consumer, DirtyLog};
 use whimbrel_core::Digest;
 use whimbrel_image::ImageRef;
 use whimbrel_store::Pin;
 
+/// The arrays of a machine that go into a capsule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CapturedArrays {
+    /// Memory and disks: a capsule that can be resumed.
+    All,
+    /// Disks only: a disk-only capsule, from which a machine boots.
+    Disks,
+}
+
+impl CapturedArrays {
+    /// Dirty logs of these arrays.
+    pub fn of(self, logs: &mut [DirtyLog]) -> &mut [DirtyLog] {
+        match self {
+            Self::All => logs,
+            // Memory is the first array.
+            Self::Disks => logs.get_mut(1..).unwrap_or_default(),
+        }
+    }
+}
+
 impl RunningMachine {
     /// Makes these images the bases of the next capsule: they equal the arrays, so it holds only changes.
-    pub(crate) fn set_stored_bases(&mut self, images: &[ImageRef]) -> Result<(), DaemonError> {
+    pub fn set_stored_bases(&mut self, images: &[ImageRef]) -> Result<(), RunningError> {
         if self._origin.is_none() {
             // Without a pin on the images nothing may be written against them.
             return Ok(());
@@ -37,14 +56,18 @@ impl RunningMachine {
         Ok(())
     }
 
-    /// Sets the alignment in which the store reads each disk to that of its next image.
-    pub(crate) fn align_disks(&mut self, host: &Daemon, record: &Record) -> Result<(), DaemonError> {
+    /// Sets the alignment in which the store reads each disk to that of its next image, as `alignment` says
+    /// of a disk and its content.
+    pub fn align_disks(
+        &mut self,
+        mut alignment: impl FnMut(usize, &dyn Device) -> Option<PageAlignment>,
+    ) -> Result<(), RunningError> {
         for (index, disk) in self.disks.iter_mut().enumerate() {
             // An image has the alignment of its base.
             if self.bases.get(disk.name()).is_some_and(Option::is_some) {
                 continue;
             }
-            let cuts = host.alignment_for(record, index, &**disk.device());
+            let cuts = alignment(index, &**disk.device());
             if let Some(ledger) = self.dirty_logs.get_mut(index + 1) {
                 disk.set_alignment(ledger, cuts)?;
             }
@@ -53,13 +76,13 @@ impl RunningMachine {
     }
 
     /// Removes the store from the consumers: its next capsule reads every page.
-    pub(crate) fn detach_store(&mut self) {
+    pub fn detach_store(&mut self) {
         self.dirty_logs.iter_mut().for_each(|ledger| ledger.detach(Consumer::Store));
         self.bases.clear();
     }
 
     /// Pins the capsule whose images the next one is written against, whatever becomes of its refs.
-    pub(crate) fn pin_base(
+    pub fn pin_base(
         &mut self,
         capsule: whimbrel_store::Result<Pin>,
         arrays: CapturedArrays,

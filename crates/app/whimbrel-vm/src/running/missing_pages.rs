@@ -1,8 +1,7 @@
 //! Missing pages of a running machine: memory and disks with content on another host, and the thread that
 //! fetches it.
 
-use super::memory::SharedPager;
-use crate::core::failpoint::Failpoint;
+use super::{Failpoint, memory::SharedPager};
 use std::{
     path::Path,
     sync::{

@@ -1,8 +1,7 @@
 //! Tests of a disk with two consumers over an aligned image: the store gets aligned pages, another host the
 //! disk's own.
 
-use super::{disk::open_base, remote_disk::RemoteDisk};
-use crate::machine::record::DiskBase;
+use super::{DiskBase, disk::open_base, remote_disk::RemoteDisk};
 use proptest::prelude::*;
 use std::sync::Arc;
 use whimbrel_alignment::{AlignmentChange, PageAlignment, SECTOR};

@@ -17,7 +17,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Failpoints of an incoming machine. The source waits for the answer meanwhile, so they stop the whole
 /// migration.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Failpoint {
+pub enum Failpoint {
     /// The machine is offered; nothing is reserved.
     Offer,
     /// Pages arrive while the machine runs on the source.
@@ -48,12 +48,12 @@ impl Failpoint {
     }
 
     /// Stops here if a test asks for it.
-    pub(crate) fn reached(self) {
+    pub fn reached(self) {
         self.reached_unless(|| false);
     }
 
     /// Like [`Failpoint::reached`], but the wait also ends when `called_off` returns true.
-    pub(crate) fn reached_unless(self, called_off: impl Fn() -> bool) {
+    pub fn reached_unless(self, called_off: impl Fn() -> bool) {
         let Some(directory) = &*DIRECTORY else { return };
         let hold = directory.join(self.name()).with_extension("hold");
         if !hold.exists() {

@@ -4,17 +4,11 @@
 //! overlay, and in the view through which the store reads the disk. Other consumers read it as it is.
 
 use super::{
-    RemoteDisk, Stall,
+    DiskBase, MachineDirs, MachineSetup, RemoteDisk, RunningError, Stall,
+    capsule_images::overlay_key,
+    error::Cause,
     missing_pages::{DiskPageStore, MissingDiskPages},
-};
-use crate::{
-    core::{directories::Directories, error::DaemonError},
-    daemon::Daemon,
-    machine::{
-        record::{DiskBase, Record},
-        runtime_dir::RuntimeDir,
-    },
-    running::disk_alignment::content_id,
+    runtime_dir::RuntimeDir,
 };
 use std::{
     os::unix::fs::MetadataExt,
@@ -24,15 +18,16 @@ use std::{
 use whimbrel_alignment::PageAlignment;
 use whimbrel_block::{
     AlignedPageView, AlignedPages, AlignmentMismatch, Cow, Device, DiskPages, FileDevice, MirrorLayer,
-    OverlayDir, OverlayKey, Padded, RawDisk, TrackedDevice, WriteThrottle, ZeroDevice,
+    OverlayDir, Padded, RawDisk, TrackedDevice, WriteThrottle, ZeroDevice,
 };
 use whimbrel_capture::{Consumer, DirtyLog};
-use whimbrel_core::{Digest, MachineName, PAGE_SIZE, PageRun, PageSet};
+use whimbrel_core::{Digest, PAGE_SIZE, PageRun, PageSet};
 use whimbrel_machine::PageArray;
-use whimbrel_migrate::postcopy::{PageFetcher, page_fetcher::PageStore};
+use whimbrel_migrate::postcopy::page_fetcher::PageStore;
 use whimbrel_store::{Store, StoredDisk};
 
-pub(crate) struct RunningDisk {
+/// Disk of a running machine.
+pub struct RunningDisk {
     name: String,
     cow: Arc<Cow>,
     tracked: Arc<TrackedDevice>,
@@ -50,43 +45,44 @@ pub(super) type RemoteDisks = Vec<(String, Arc<RemoteDisk>)>;
 
 /// Whether the overlay starts empty or exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Overlay {
+pub enum Overlay {
+    /// New overlay, which reads as the base.
     New,
+    /// Overlay that is there, with what was written.
     Existing,
 }
 
 impl RunningDisk {
     /// Opens disk `index` of the machine and serves it in the runtime directory.
-    pub(crate) fn open(
-        (host, stall, taking): (&Daemon, &Arc<Stall>, &Option<Arc<PageFetcher>>),
-        record: &Record,
+    pub(super) fn open(
+        setup: &MachineSetup,
+        stall: &Arc<Stall>,
         index: usize,
         overlay: Overlay,
         slot: &RuntimeDir,
-    ) -> Result<Self, DaemonError> {
+    ) -> Result<Self, RunningError> {
         let name = format!("disk{index}");
-        let (layout, machine, base) = (&host.directories, &record.name, &record.bases[index]);
-        let size = record.config.disks[index].size.0;
-        let mut patient = None;
+        let size = setup.config.disks[index].size.0;
+        let mut remote = None;
         let over = |root, pages| {
-            let image = host.image(record.origin, (&name, Some(root), pages));
+            let image = setup.images.image(&name, Some(root), pages);
             let elsewhere = image.fetches_missing();
             let disk: Arc<dyn Device> = Arc::new(StoredDisk::new(image));
             if !elsewhere {
                 return disk;
             }
-            patient.insert(Arc::new(RemoteDisk::new(disk, stall.clone()))).clone()
+            remote.insert(Arc::new(RemoteDisk::new(disk, stall.clone()))).clone()
         };
-        let failed = |source| DaemonError::Disk { disk: name.clone(), source };
-        let place = OverlayDir { dir: layout.machine(machine).join(&name), live_dir: layout.live_bitmaps() };
-        let (mut base, base_id) = open_base(over, base, size).map_err(failed)?;
-        if let Some(taking) = taking {
+        let failed = |source| RunningError::Disk { disk: name.clone(), source };
+        let place = setup.dirs.overlay(&name);
+        let (mut base, base_id) = open_base(over, &setup.bases[index], size).map_err(failed)?;
+        if let Some(fetcher) = &setup.fetcher {
             // Memory is the first array. The base has its former content again once the missing pages have
             // arrived.
-            let owed = Arc::new(MissingDiskPages::new(base, taking.clone(), index + 1));
-            base = patient.insert(Arc::new(RemoteDisk::new(owed, stall.clone()))).clone();
+            let missing = Arc::new(MissingDiskPages::new(base, fetcher.clone(), index + 1));
+            base = remote.insert(Arc::new(RemoteDisk::new(missing, stall.clone()))).clone();
         }
-        let key = overlay_key(&host.store);
+        let key = setup.images.overlay_key();
         let cow = match overlay {
             Overlay::New => Cow::create_with_key(&place, base, base_id, key.as_ref()),
             Overlay::Existing => Cow::open_with_key(&place, base, base_id, key.as_ref()),
@@ -94,9 +90,9 @@ impl RunningDisk {
         let cow = Arc::new(cow.map_err(|source| failed(source.into()))?);
         let tracked = Arc::new(TrackedDevice::new(cow.clone()));
         let mirrored = Arc::new(MirrorLayer::new(tracked.clone()));
-        let brake = Arc::new(WriteThrottle::new(mirrored.clone()));
-        slot.swappable_disk(index).set(brake.clone()).map_err(|source| failed(source.into()))?;
-        Ok(Self { name, cow, tracked, mirrored, throttle: brake, alignment: None, remote: patient })
+        let throttle = Arc::new(WriteThrottle::new(mirrored.clone()));
+        slot.swappable_disk(index).set(throttle.clone()).map_err(|source| failed(source.into()))?;
+        Ok(Self { name, cow, tracked, mirrored, throttle, alignment: None, remote })
     }
 
     /// Sets the alignment in which the store reads the disk. After a change the store is no longer a
@@ -105,7 +101,7 @@ impl RunningDisk {
         &mut self,
         ledger: &mut DirtyLog,
         cuts: Option<PageAlignment>,
-    ) -> Result<(), DaemonError> {
+    ) -> Result<(), RunningError> {
         if self.alignment == cuts {
             return Ok(());
         }
@@ -114,28 +110,29 @@ impl RunningDisk {
         };
         let view = cuts.as_ref().map(view).transpose();
         let failed =
-            |source: AlignmentMismatch| DaemonError::Disk { disk: self.name.clone(), source: source.into() };
+            |source: AlignmentMismatch| RunningError::Disk { disk: self.name.clone(), source: source.into() };
         ledger.set_view(Consumer::Store, view.map_err(failed)?.map(|view| Box::new(view) as Box<_>));
         self.alignment = cuts;
         Ok(())
     }
 
     /// Alignment in which the store reads it.
-    pub(crate) fn alignment(&self) -> Option<&PageAlignment> {
+    pub fn alignment(&self) -> Option<&PageAlignment> {
         self.alignment.as_ref()
     }
 
-    pub(crate) fn name(&self) -> &str {
+    /// Name of the disk: `disk0` and so on.
+    pub fn name(&self) -> &str {
         &self.name
     }
 
     /// The disk as an array of its own pages, not aligned.
-    pub(crate) fn pages(&self) -> Box<dyn PageArray> {
+    pub fn pages(&self) -> Box<dyn PageArray> {
         Box::new(DiskPages { name: self.name.clone(), device: self.tracked.clone() })
     }
 
     /// Makes all writes durable. The guest learns of a failure at its own next flush.
-    pub(crate) fn sync(&self) {
+    pub fn sync(&self) {
         if let Err(error) = self.tracked.flush() {
             tracing::warn!(
                 disk = self.name,
@@ -150,8 +147,8 @@ impl RunningDisk {
     }
 
     /// Removes pages from the overlay, so that the base is read again. The disk is not in use yet.
-    pub(super) fn discard_pages(&self, run: PageRun) -> Result<(), DaemonError> {
-        let failed = |source: whimbrel_block::BlockError| DaemonError::Disk {
+    pub(super) fn discard_pages(&self, run: PageRun) -> Result<(), RunningError> {
+        let failed = |source: whimbrel_block::BlockError| RunningError::Disk {
             disk: self.name.clone(),
             source: source.into(),
         };
@@ -162,7 +159,8 @@ impl RunningDisk {
         self.remote.as_ref().map(|patient| (self.name.clone(), patient.clone()))
     }
 
-    pub(crate) fn device(&self) -> &Arc<TrackedDevice> {
+    /// Layer that tracks what is written.
+    pub fn device(&self) -> &Arc<TrackedDevice> {
         &self.tracked
     }
 
@@ -171,26 +169,29 @@ impl RunningDisk {
         (self.name.clone(), Arc::downgrade(&self.throttle))
     }
 
-    pub(crate) fn throttle(&self) -> &WriteThrottle {
+    /// Layer that slows down what the machine writes.
+    pub fn throttle(&self) -> &WriteThrottle {
         &self.throttle
     }
 
-    pub(crate) fn mirrored(&self) -> &MirrorLayer {
+    /// Layer that may send writes to another host too.
+    pub fn mirrored(&self) -> &MirrorLayer {
         &self.mirrored
     }
 
     /// Pages of the disk that may differ from its base.
-    pub(crate) fn allocated_pages(&self) -> PageSet {
+    pub fn allocated_pages(&self) -> PageSet {
         self.cow.allocated()
     }
 
-    pub(crate) fn allocated_bytes(&self) -> u64 {
+    /// Bytes of the disk that may differ from its base.
+    pub fn allocated_bytes(&self) -> u64 {
         self.cow.allocated().count() * PAGE_SIZE as u64
     }
 }
 
 /// A disk of a machine that does not run.
-pub(crate) struct StoppedDisk {
+pub struct StoppedDisk {
     name: String,
     cow: Arc<Cow>,
     tracked: Arc<TrackedDevice>,
@@ -198,56 +199,50 @@ pub(crate) struct StoppedDisk {
 
 impl StoppedDisk {
     /// Opens disk `index` of the machine.
-    pub(crate) fn open(
-        (layout, store): (&Directories, &Store),
-        machine: &MachineName,
+    pub fn open(
+        (dirs, store): (&MachineDirs, &Store),
         (index, size): (usize, u64),
         base: &DiskBase,
-    ) -> Result<Self, DaemonError> {
+    ) -> Result<Self, RunningError> {
         let name = format!("disk{index}");
-        let failed = |source| DaemonError::Disk { disk: name.clone(), source };
-        let place = OverlayDir { dir: layout.machine(machine).join(&name), live_dir: layout.live_bitmaps() };
+        let failed = |source| RunningError::Disk { disk: name.clone(), source };
         let over = |root, pages| -> Arc<dyn Device> {
             Arc::new(StoredDisk::new(store.image(Some(root), pages).with_remote_fetch(None)))
         };
         let (base, base_id) = open_base(over, base, size).map_err(failed)?;
-        let cow = Cow::open_with_key(&place, base, base_id, overlay_key(store).as_ref());
-        let cow = cow.map_err(|source| failed(source.into()))?;
-        let cow = Arc::new(cow);
+        let cow = Cow::open_with_key(&dirs.overlay(&name), base, base_id, overlay_key(store).as_ref());
+        let cow = Arc::new(cow.map_err(|source| failed(source.into()))?);
         let tracked = Arc::new(TrackedDevice::new(cow.clone()));
         Ok(Self { name, cow, tracked })
     }
 
     /// Pages of the disk that may differ from its base.
-    pub(crate) fn allocated_pages(&self) -> PageSet {
+    pub fn allocated_pages(&self) -> PageSet {
         self.cow.allocated()
     }
 
-    pub(crate) fn pages(&self, cuts: Option<&PageAlignment>) -> Result<Box<dyn PageArray>, DaemonError> {
+    /// Pages of the disk in this alignment.
+    pub fn pages(&self, cuts: Option<&PageAlignment>) -> Result<Box<dyn PageArray>, RunningError> {
         let (name, device) = (self.name.clone(), self.tracked.clone());
         let failed =
-            |source: AlignmentMismatch| DaemonError::Disk { disk: self.name.clone(), source: source.into() };
+            |source: AlignmentMismatch| RunningError::Disk { disk: self.name.clone(), source: source.into() };
         Ok(match cuts {
             None => Box::new(DiskPages { name, device }),
             Some(cuts) => Box::new(AlignedPages::new(name, device, cuts.clone()).map_err(failed)?),
         })
     }
 
-    pub(crate) fn device(&self) -> &dyn Device {
+    /// Content of the disk.
+    pub fn device(&self) -> &dyn Device {
         &*self.tracked
     }
 }
 
-/// Key of the overlays of this host, if its store is encrypted.
-fn overlay_key(store: &Store) -> Option<OverlayKey> {
-    store.derived_key("whimbrel store 2026-11-25 overlays").map(OverlayKey)
-}
-
 /// Removes the overlays in the folder of a machine, with their bitmaps in memory. Overlays that remain are
 /// only garbage.
-pub(crate) fn remove_overlays(layout: &Directories, folder: &Path) {
+pub fn remove_overlays(live_bitmaps: &Path, folder: &Path) {
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
-        let place = OverlayDir { dir: entry.path(), live_dir: layout.live_bitmaps() };
+        let place = OverlayDir { dir: entry.path(), live_dir: live_bitmaps.to_owned() };
         // Nothing else that is there is removed.
         let is_disk = entry.file_name().as_encoded_bytes().starts_with(b"disk");
         if is_disk
@@ -262,8 +257,6 @@ pub(crate) fn remove_overlays(layout: &Directories, folder: &Path) {
         }
     }
 }
-
-type Cause = Box<dyn std::error::Error + Send + Sync>;
 
 /// Opens the base of an overlay. Returns it with a digest that names its content.
 pub(super) fn open_base(
@@ -295,4 +288,9 @@ fn file_id(path: &Path) -> std::io::Result<Digest> {
     let meta = std::fs::metadata(path)?;
     let stamp = (meta.dev(), meta.ino(), meta.len(), meta.mtime(), meta.mtime_nsec());
     Ok(Digest::of(format!("{stamp:?}").as_bytes()))
+}
+
+/// Names the content of an aligned disk: the pages alone do not tell where their bytes are on it.
+fn content_id(root: &Digest, cuts: &PageAlignment) -> Digest {
+    Digest::of(&[&root.0[..], &cuts.encode()].concat())
 }

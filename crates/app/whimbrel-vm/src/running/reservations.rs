@@ -6,23 +6,18 @@
 //! its file has not taken, and ends when dropped. It is not stored: a new daemon reserves again for the
 //! machines that it adopts.
 
-use crate::{core::error::DaemonError, daemon::Daemon};
 use std::{
     collections::BTreeMap,
     io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
-    time::Duration,
 };
-use whimbrel_core::{ByteSize, lock};
-
-/// How long to wait for ended machines to free their memory, which happens at gigabytes a second.
-const CLEANUP_TIMEOUT: Duration = Duration::from_secs(10);
+use whimbrel_core::lock;
 
 /// Reservations on one file system.
 #[derive(Debug)]
-pub(crate) struct Reservations {
+pub struct Reservations {
     /// A folder of the file system.
     folder: PathBuf,
     promised: Mutex<Promises>,
@@ -43,18 +38,19 @@ struct Promise {
 
 /// Bytes that are promised to one machine.
 #[derive(Debug)]
-pub(crate) struct Reservation {
+pub struct Reservation {
     of: Arc<Reservations>,
     id: u64,
 }
 
 impl Reservations {
-    pub(crate) fn new(folder: &Path) -> Arc<Self> {
+    /// No reservations yet, on the file system of `folder`.
+    pub fn new(folder: &Path) -> Arc<Self> {
         Arc::new(Self { folder: folder.to_owned(), promised: Mutex::default() })
     }
 
     /// Reserves `bytes` if they are there; the error is how many are.
-    pub(crate) fn reserve(self: &Arc<Self>, bytes: u64) -> io::Result<Result<Reservation, u64>> {
+    pub fn reserve(self: &Arc<Self>, bytes: u64) -> io::Result<Result<Reservation, u64>> {
         self.reserve_of(bytes, || free_bytes(&self.folder))
     }
 
@@ -74,12 +70,12 @@ impl Reservations {
     }
 
     /// Reserves for a machine that runs already, whether or not there is room.
-    pub(crate) fn adopt(self: &Arc<Self>, bytes: u64) -> Reservation {
+    pub fn adopt(self: &Arc<Self>, bytes: u64) -> Reservation {
         lock(&self.promised).add(self, bytes)
     }
 
     /// Bytes that are free and promised to nobody.
-    pub(crate) fn spare(&self) -> io::Result<u64> {
+    pub fn spare(&self) -> io::Result<u64> {
         let outstanding = lock(&self.promised).outstanding();
         Ok(free_bytes(&self.folder)?.saturating_sub(outstanding))
     }
@@ -104,7 +100,7 @@ impl Promises {
 
 impl Reservation {
     /// Names the file, or the folder of files, that takes the bytes. Until then all of them are promised.
-    pub(crate) fn taken_by(&self, path: PathBuf) {
+    pub fn taken_by(&self, path: PathBuf) {
         if let Some(promise) = lock(&self.of.promised).all.get_mut(&self.id) {
             promise.taker = Some(path);
         }
@@ -114,31 +110,6 @@ impl Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         lock(&self.of.promised).all.remove(&self.id);
-    }
-}
-
-impl Daemon {
-    /// Reserves memory for a machine that is about to start here.
-    pub(crate) fn reserve_memory(&self, size: ByteSize) -> Result<Reservation, DaemonError> {
-        let folder = self.directories.runtime_dirs();
-        let reserve = || {
-            let reserved = self.memory.reserve(size.0);
-            reserved.map_err(|source| DaemonError::io("examine", &folder, source))
-        };
-        let reserved = match reserve()? {
-            Err(_) if self.make_room() => reserve()?,
-            reserved => reserved,
-        };
-        let full =
-            |spare| DaemonError::NoRoom { host: self.name.clone(), needed: size, spare: ByteSize(spare) };
-        reserved.map_err(full)
-    }
-
-    /// Ends prestarted QEMUs, and waits until machines that have left have freed their resources. Returns
-    /// whether there were any.
-    pub(crate) fn make_room(&self) -> bool {
-        let ended = self.prestarted.end_all();
-        self.cleanup.wait(CLEANUP_TIMEOUT) || ended
     }
 }
 
@@ -162,27 +133,12 @@ fn free_bytes(folder: &Path) -> io::Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::sample;
     use proptest::prelude::*;
     use std::os::unix::fs::FileExt;
 
     /// Reserves on a file system of 100 bytes.
     fn reserve(of: &Arc<Reservations>, bytes: u64) -> Result<Reservation, u64> {
         of.reserve_of(bytes, || Ok(100)).unwrap()
-    }
-
-    #[test]
-    fn a_full_host_ends_what_it_can_do_without_and_then_says_what_is_left() {
-        let (host, _folders) = sample::daemon();
-        let all = host.memory.spare().unwrap();
-        let most = host.reserve_memory(ByteSize(all / 4 * 3)).unwrap();
-        let refused = host.reserve_memory(ByteSize(all / 2)).unwrap_err();
-        assert_eq!(refused.code(), whimbrel_api::ErrorCode::NoSpace);
-        assert!(refused.to_string().contains("alpha has"), "{refused}");
-        let spare = host.spare_capacity(&[]).unwrap().memory;
-        assert!(spare <= all / 3, "what other hosts are told: {spare} of {all}");
-        drop(most);
-        host.reserve_memory(ByteSize(all / 2)).unwrap();
     }
 
     #[test]

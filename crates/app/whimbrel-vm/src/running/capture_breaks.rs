@@ -12,7 +12,7 @@ use whimbrel_migrate::source::BoxError;
 const BREAK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A consumer that needs the machine from time to time.
-pub(crate) trait CaptureBreaks {
+pub trait CaptureBreaks {
     /// Uses the machine and its dirty logs if that is due. Leaves the machine running.
     ///
     /// # Errors
@@ -24,7 +24,7 @@ impl RunningMachine {
     /// Runs `work`, which does not need the machine, and takes breaks meanwhile. A break that fails
     /// ends them,
     /// and not the work.
-    pub(crate) fn take_breaks_during<T: Send>(
+    pub fn take_breaks_during<T: Send>(
         &mut self,
         breaks: &mut dyn CaptureBreaks,
         work: impl FnOnce() -> T + Send,

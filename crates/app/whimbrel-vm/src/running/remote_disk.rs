@@ -24,13 +24,13 @@ const TOUCH_WINDOW: Duration = Duration::from_secs(10);
 
 /// Reason why a machine waits for another host, for users.
 #[derive(Debug, Default)]
-pub(crate) struct Stall {
+pub(super) struct Stall {
     reason: Mutex<Option<String>>,
     over: AtomicBool,
 }
 
 impl Stall {
-    pub(crate) fn reason(&self) -> Option<String> {
+    pub(super) fn reason(&self) -> Option<String> {
         lock(&self.reason).clone()
     }
 
@@ -39,7 +39,7 @@ impl Stall {
     }
 
     /// Ends all waits, as the machine ends.
-    pub(crate) fn end(&self) {
+    pub(super) fn end(&self) {
         self.over.store(true, Ordering::Release);
     }
 
@@ -49,7 +49,7 @@ impl Stall {
 }
 
 /// A block device whose reads wait for other hosts.
-pub(crate) struct RemoteDisk {
+pub(super) struct RemoteDisk {
     below: Arc<dyn Device>,
     stall: Arc<Stall>,
     opened: Instant,
@@ -57,13 +57,13 @@ pub(crate) struct RemoteDisk {
 }
 
 impl RemoteDisk {
-    pub(crate) fn new(below: Arc<dyn Device>, stall: Arc<Stall>) -> Self {
+    pub(super) fn new(below: Arc<dyn Device>, stall: Arc<Stall>) -> Self {
         let pages = below.size().div_ceil(PAGE_SIZE as u64);
         Self { below, stall, opened: Instant::now(), touched: Mutex::new(PageSet::empty(pages)) }
     }
 
     /// Pages read in the first seconds.
-    pub(crate) fn touched(&self) -> PageSet {
+    pub(super) fn touched(&self) -> PageSet {
         lock(&self.touched).clone()
     }
 

@@ -11,7 +11,7 @@ use crate::{
 use std::sync::Arc;
 use whimbrel_alignment::PageAlignment;
 use whimbrel_block::{AlignedDisk, Device, RawDisk, layout_of};
-use whimbrel_core::{Digest, PageSet};
+use whimbrel_core::PageSet;
 use whimbrel_image::Manifest;
 
 impl Core {
@@ -70,11 +70,6 @@ pub(crate) fn unaligned(
     })
 }
 
-/// Names the content of an aligned disk: the pages alone do not tell where their bytes are on it.
-pub(crate) fn content_id(root: &Digest, cuts: &PageAlignment) -> Digest {
-    Digest::of(&[&root.0[..], &cuts.encode()].concat())
-}
-
 /// Pages of the image with bytes of these disk pages; none if the set is of another disk.
 pub(crate) fn image_pages(cuts: Option<&PageAlignment>, disk: PageSet) -> Option<PageSet> {
     match cuts {
@@ -87,19 +82,6 @@ pub(crate) fn image_pages(cuts: Option<&PageAlignment>, disk: PageSet) -> Option
 mod tests {
     use super::*;
     use whimbrel_core::PAGE_SIZE;
-
-    #[test]
-    fn a_base_that_was_written_down_before_there_were_cuts_has_none_and_is_written_as_then() {
-        let root = Digest([7; 32]);
-        let old = format!(r#"{{"kind":"image","root":"{root}"}}"#);
-        let base: DiskBase = serde_json::from_str(&old).unwrap();
-        assert_eq!(base, DiskBase::Image { root, cuts: None });
-        assert_eq!(serde_json::to_string(&base).unwrap(), old);
-        let cut = DiskBase::Image { root, cuts: Some("0180804000ff03".parse().unwrap()) };
-        let text = serde_json::to_string(&cut).unwrap();
-        assert!(text.contains(r#""cuts":"0180804000ff03""#), "{text}");
-        assert_eq!(serde_json::from_str::<DiskBase>(&text).unwrap(), cut);
-    }
 
     #[test]
     fn written_pages_of_a_disk_are_all_pages_of_the_image_that_they_touch() {

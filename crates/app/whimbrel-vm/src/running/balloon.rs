@@ -4,19 +4,9 @@
 //! of what the guest can spare, observes again, and ends when little is left, when the guest begins to swap
 //! (the paper's rule, SOSP 2002 section 4.1: a MiB of it) or to read again what it had to drop, or when no
 //! more memory comes. The guest's allocator decides what goes first: free pages, then caches.
-//!
-//! Invariant: the record has the former memory size from before anything is taken until it was given back. So
-//! the guest gets all its memory back when the operation has ended, after a restart of the daemon, or where
-//! its capsule is resumed.
 
-use crate::{
-    core::state::Core,
-    core::{error::DaemonError, operations::ProgressReporter},
-    machine::record::Record,
-    running::RunningMachine,
-};
+use super::{RunningError, RunningMachine};
 use std::time::{Duration, Instant};
-use whimbrel_api::{BalloonTarget, Unit};
 use whimbrel_core::ByteSize;
 use whimbrel_qemu::BalloonStats;
 
@@ -100,6 +90,18 @@ enum Goal {
     /// Leave this much beyond the guest's need.
     Spare(u64),
     To(u64),
+}
+
+/// How much memory a guest is to give up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BalloonGoal {
+    /// What it can spare, and still work.
+    Spare {
+        /// Memory of the machine.
+        memory: ByteSize,
+    },
+    /// All but this size.
+    To(ByteSize),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -194,82 +196,51 @@ impl BalloonPlan {
     }
 }
 
-impl Core {
-    /// Shrinks the guest's memory as requested and returns how much it gave up. A paused guest can give none.
-    pub(crate) fn shrink_guest(
-        &self,
-        record: &mut Record,
-        live: &mut RunningMachine,
-        how: BalloonTarget,
-        reporter: &ProgressReporter,
-    ) -> Result<Option<ByteSize>, DaemonError> {
-        let memory = record.config.memory;
-        let goal = match how {
-            BalloonTarget::Off => return Ok(None),
-            BalloonTarget::Auto if live.is_paused() => return Ok(None),
-            BalloonTarget::To { .. } if live.is_paused() => {
-                let (name, state) = (record.name.clone(), "paused");
-                return Err(DaemonError::State { name, state, needed: "running" });
-            }
-            BalloonTarget::Auto => Goal::Spare((memory.0 / RESERVE_SHARE).max(RESERVE_MIN)),
-            BalloonTarget::To { size } => Goal::To(checked_size(size, memory)?.0),
+impl RunningMachine {
+    /// Memory that the balloon leaves the guest.
+    pub fn memory_left(&self) -> Result<ByteSize, RunningError> {
+        Ok(balloon_stats(self)?.actual)
+    }
+
+    /// Sets the size that the balloon is to leave the guest.
+    pub fn set_balloon(&self, size: ByteSize) -> Result<(), RunningError> {
+        self.qemu.balloon(size).map_err(qemu_error)
+    }
+
+    /// Shrinks the memory of the guest. `observe` is told the size now and then, and says whether to go on.
+    /// Returns the memory that the guest is left with; none if it was called off.
+    pub fn shrink_memory(
+        &mut self,
+        goal: BalloonGoal,
+        observe: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<Option<ByteSize>, RunningError> {
+        let goal = match goal {
+            BalloonGoal::Spare { memory } => Goal::Spare((memory.0 / RESERVE_SHARE).max(RESERVE_MIN)),
+            BalloonGoal::To(size) => Goal::To(size.0),
         };
-        // Not the balloon's current size: a guest that was shrunk a moment ago is still taking its memory
-        // back.
-        let former = record.ballooned.unwrap_or(record.config.memory);
-        let actual = balloon_stats(live)?.actual;
-        record.squeezed_from = Some(former);
-        record.save(&self.directories)?;
-        let squeezed = run(BalloonPlan::new(goal, actual.0), live, reporter);
+        let actual = self.memory_left()?.0;
+        let left = run(BalloonPlan::new(goal, actual), self, observe);
         // No report is needed from here on.
-        let _ = live.qemu.set_balloon_reports(false);
-        match squeezed {
-            Ok(left) => Ok(Some(ByteSize(former.0.saturating_sub(left)))),
-            Err(error) => {
-                self.restore_balloon(record, live);
-                Err(error)
-            }
-        }
-    }
-
-    /// Gives a guest its memory back, if it was shrunk. After a failure the next daemon tries again.
-    pub(crate) fn restore_balloon(&self, record: &mut Record, live: &RunningMachine) {
-        let Some(former) = record.squeezed_from else { return };
-        let former = former.min(record.config.memory);
-        let given = live.qemu.balloon(former).map_err(qemu_error).and_then(|()| {
-            record.squeezed_from = None;
-            record.save(&self.directories)
-        });
-        if let Err(error) = given {
-            let error = &error as &dyn std::error::Error;
-            tracing::warn!(name = %record.name, error, "could not give a guest all of its memory back");
-        }
+        let _ = self.qemu.set_balloon_reports(false);
+        Ok(left?.map(ByteSize))
     }
 }
 
-pub(crate) fn checked_size(size: ByteSize, memory: ByteSize) -> Result<ByteSize, DaemonError> {
-    match size.0 {
-        MIB.. if size <= memory => Ok(size),
-        _ => Err(DaemonError::invalid(format!("the balloon size must be between 1 MiB and {memory}"))),
-    }
-}
-
-/// Runs a plan to its end. Returns the memory that the guest is left with.
+/// Runs a plan to its end. Returns the memory that the guest is left with; none if it was called off.
 fn run(
     mut course: BalloonPlan,
     live: &RunningMachine,
-    reporter: &ProgressReporter,
-) -> Result<u64, DaemonError> {
+    observe: &mut dyn FnMut(u64) -> bool,
+) -> Result<Option<u64>, RunningError> {
     let begun = Instant::now();
     loop {
         live.qemu.set_balloon_reports(true).map_err(qemu_error)?;
         std::thread::sleep(POLL_INTERVAL);
-        if reporter.is_cancelled() {
-            return Err(DaemonError::Cancelled { left: "the machine runs on, nothing was stored".into() });
-        }
         let seen = balloon_stats(live)?;
         let look = Observation { at: begun.elapsed(), actual: seen.actual.0, report: report_of(&seen) };
-        reporter.progress("shrinking guest memory", Unit::Bytes, look.actual, None);
+        if !observe(look.actual) {
+            return Ok(None);
+        }
         let action = course.next(&look);
         tracing::debug!(?look, ?action, "shrinking guest memory");
         if let Action::SetSize(size) | Action::StopAt(size, _) = action {
@@ -277,12 +248,12 @@ fn run(
         }
         if let Action::Stop(why) | Action::StopAt(_, why) = action {
             tracing::info!(?why, left = %seen.actual, took = ?look.at, "guest memory was shrunk");
-            return Ok(look.actual);
+            return Ok(Some(look.actual));
         }
     }
 }
 
-fn balloon_stats(live: &RunningMachine) -> Result<BalloonStats, DaemonError> {
+fn balloon_stats(live: &RunningMachine) -> Result<BalloonStats, RunningError> {
     live.qemu.last_balloon_stats().map_err(qemu_error)
 }
 
@@ -296,8 +267,8 @@ fn report_of(stats: &BalloonStats) -> Option<Report> {
     })
 }
 
-fn qemu_error(source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> DaemonError {
-    DaemonError::Qemu { action: "set the balloon", source: source.into() }
+fn qemu_error(source: impl Into<super::error::Cause>) -> RunningError {
+    RunningError::qemu("set the balloon", source)
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Network port of a running machine: closed until the machine runs, announced after a migration.
 
-use crate::{core::error::DaemonError, machine::runtime_dir::RuntimeDir};
+use super::{RunningError, runtime_dir::RuntimeDir};
 use std::sync::{Arc, Weak};
 use whimbrel_core::NicConfig;
 use whimbrel_net::{
@@ -10,14 +10,17 @@ use whimbrel_net::{
 /// Name pattern of tap devices; the kernel replaces `%d` by a number.
 const TAP: &str = "wmb%d";
 
-pub(crate) struct NetworkPort {
+/// Network port of a running machine.
+pub struct NetworkPort {
     port: Arc<Port>,
     /// Far end of its frame pipe, until it is taken.
     pipe_end: Option<FramePipeEnd>,
 }
 
+/// Where a network port leads to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum PortTarget {
+pub enum PortTarget {
+    /// The bridge of its configuration.
     Bridge,
     /// A frame pipe, which leads to the bridge of another host.
     FramePipe,
@@ -25,18 +28,18 @@ pub(crate) enum PortTarget {
 
 impl NetworkPort {
     /// Connects port `index` of the machine in `slot` to its bridge, if it has one. No frame passes yet.
-    pub(crate) fn connect(
+    pub fn connect(
         slot: &RuntimeDir,
         index: usize,
         nic: &NicConfig,
         plug: PortTarget,
         filter: PortFilter,
-    ) -> Result<Self, DaemonError> {
+    ) -> Result<Self, RunningError> {
         let (world, line) = match (nic.bridge.clone(), plug) {
             (None, _) => (Uplink::Isolated, None),
             (bridge, PortTarget::Bridge) => (Uplink::Tap(TapConfig { name: TAP.to_owned(), bridge }), None),
             (Some(_), PortTarget::FramePipe) => {
-                let (near, far) = frame_pipe().map_err(|source| DaemonError::Port {
+                let (near, far) = frame_pipe().map_err(|source| RunningError::Port {
                     port: format!("net{index}"),
                     source: source.into(),
                 })?;
@@ -45,7 +48,7 @@ impl NetworkPort {
         };
         let stream_socket = slot.qemu_dir().join(format!("net{index}"));
         let port = Port::open(PortConfig { stream_socket, uplink: world, gates: Gates::BLOCKED, filter });
-        let failed = |source: whimbrel_net::NetError| DaemonError::Port {
+        let failed = |source: whimbrel_net::NetError| RunningError::Port {
             port: format!("net{index}"),
             source: source.into(),
         };
@@ -53,37 +56,38 @@ impl NetworkPort {
     }
 
     /// Takes the far end of its frame pipe, once.
-    pub(crate) fn take_pipe_end(&mut self) -> Option<FramePipeEnd> {
+    pub fn take_pipe_end(&mut self) -> Option<FramePipeEnd> {
         self.pipe_end.take()
     }
 
     /// The port, for announcements while it lives.
-    pub(crate) fn port(&self) -> Weak<Port> {
+    pub fn port(&self) -> Weak<Port> {
         Arc::downgrade(&self.port)
     }
 
     /// The port, for the holder of the machine.
-    pub(crate) fn port_ref(&self) -> &Port {
+    pub fn port_ref(&self) -> &Port {
         &self.port
     }
 
     /// Lets frames pass: the machine runs here.
-    pub(crate) fn open(&self) {
+    pub fn open(&self) {
         self.port.set_gates(Gates::OPEN);
     }
 
-    pub(crate) fn announce(&self) {
+    /// Announces the stations behind the port.
+    pub fn announce(&self) {
         self.port.announce();
     }
 
     /// Encodes the addresses that the machine was seen to use.
-    pub(crate) fn addresses(&self) -> Vec<u8> {
+    pub fn addresses(&self) -> Vec<u8> {
         postcard::to_stdvec(&self.port.addresses()).unwrap_or_default()
     }
 
     /// Adds addresses that another host has seen. An unreadable list is no failure: the machine sends frames
     /// itself sooner or later.
-    pub(crate) fn add_addresses(&self, addresses: &[u8]) {
+    pub fn add_addresses(&self, addresses: &[u8]) {
         match postcard::from_bytes::<Addresses>(addresses) {
             Ok(addresses) => self.port.add_addresses(&addresses),
             Err(error) => tracing::warn!(%error, "cannot read the addresses of an incoming machine"),
