@@ -28,6 +28,10 @@ pub enum DaemonError {
     NameTaken { name: MachineName },
     #[error("the record of {name} cannot be read: {reason}")]
     UnreadableRecord { name: MachineName, reason: String },
+    #[error("{} cannot be read: {reason}", path.display())]
+    UnreadableFile { path: PathBuf, reason: String },
+    #[error("whether the machine was handed over to {to} cannot be read from {}", path.display())]
+    CommitMark { path: PathBuf, to: HostName, source: io::Error },
     #[error("{name} is busy with {with}")]
     Busy { name: MachineName, with: String },
     #[error("{name} is {state}; it must be {needed}")]
@@ -146,7 +150,9 @@ impl DaemonError {
         match self {
             Self::NotFound { .. } => ErrorCode::NotFound,
             Self::NameTaken { .. } => ErrorCode::NameTaken,
-            Self::UnreadableRecord { .. } => ErrorCode::Damaged,
+            Self::UnreadableRecord { .. } | Self::UnreadableFile { .. } | Self::CommitMark { .. } => {
+                ErrorCode::Damaged
+            }
             Self::Busy { .. }
             | Self::State { .. }
             | Self::AlreadyServed { .. }
@@ -237,8 +243,11 @@ impl DaemonError {
                 format!("choose another name, or end the machine with `whimbrel stop {name}`")
             }
             Self::UnreadableRecord { name, .. } => format!(
-                "restore its machine.json and restart the daemon, or delete what is left of it with `whimbrel delete --unreadable {name}`"
+                "`whimbrel doctor --data` tells what is damaged: restore it and restart the daemon, or delete what is left of the machine with `whimbrel delete --unreadable {name}`"
             ),
+            Self::UnreadableFile { .. } | Self::CommitMark { .. } => {
+                "`whimbrel doctor --data` tells what it is and what to do; nothing of it was changed".into()
+            }
             Self::Busy { name, .. } => format!("`whimbrel ps` shows when {name} is free again"),
             Self::Unresolved { name, .. } => format!(
                 "make sure that the other host does not run it, then `whimbrel resolve {name} --run-here`; or `--discard` this copy"
