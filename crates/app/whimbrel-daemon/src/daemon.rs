@@ -105,7 +105,7 @@ impl Daemon {
         let core = Arc::new(Core::open(name, listen, layout, key, runtime)?);
         let layout = &core.directories;
         let tunnels = Tunnels::open(layout.tunnels())?;
-        let handovers = PendingHandovers::load(layout)?;
+        let handovers = PendingHandovers::load(layout);
         let pools = Pools::open(layout)?;
         let protecting = Protections::open(layout)?;
         let schedules = Schedules::open(layout.schedules(), core.events.clone())?;
