@@ -174,7 +174,7 @@ impl Daemon {
         Ok(HostInfo {
             name: self.name.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            public_key: self.identity.public_key().to_string(),
+            public_key: self.identity().map_or_else(|_| String::new(), |own| own.public_key().to_string()),
             listen: self.listen.map(|address| address.to_string()),
             data: self.directories.data().to_owned(),
             pid: std::process::id(),
