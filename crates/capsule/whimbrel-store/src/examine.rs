@@ -19,7 +19,7 @@ use whimbrel_core::{RefName, error_chain};
 
 /// One file of a store that is not as it should be.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Finding {
+pub struct StoreFinding {
     /// Path in the directory of the store.
     pub file: String,
     /// Kind of the file.
@@ -43,12 +43,12 @@ pub enum FileKind {
     Pack,
     /// Generation of garbage collection.
     Condemned,
-    /// Directory.
+    /// Directory of the store that cannot be listed.
     Directory,
 }
 
 /// Examines the store in `dir`. None is found where there is no store.
-pub fn examine(dir: &Path) -> Vec<Finding> {
+pub fn examine(dir: &Path) -> Vec<StoreFinding> {
     let mut found = Found { files: &OsVfs::new(dir), findings: Vec::new() };
     if dir.exists() {
         found.marker_and_keys();
@@ -62,13 +62,13 @@ pub fn examine(dir: &Path) -> Vec<Finding> {
 
 struct Found<'a> {
     files: &'a OsVfs,
-    findings: Vec<Finding>,
+    findings: Vec<StoreFinding>,
 }
 
 impl Found<'_> {
     fn note(&mut self, file: &str, kind: FileKind, checked: Result<(), String>) {
         if let Err(reason) = checked {
-            self.findings.push(Finding { file: file.to_owned(), kind, reason });
+            self.findings.push(StoreFinding { file: file.to_owned(), kind, reason });
         }
     }
 

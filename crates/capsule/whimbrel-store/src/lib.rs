@@ -52,7 +52,7 @@ pub use capsule_queries::{CapsuleInfo, Divergence, ImageChange};
 pub use capsule_writer::CapsuleWriter;
 pub use encryption::{Encryption, SealReport};
 pub use error::{Result, StoreError};
-pub use examine::{FileKind, Finding, examine};
+pub use examine::{FileKind, StoreFinding, examine};
 pub use fetched_objects::FetchedObjectsWriter;
 pub use gc::{GcReport, GcRoots};
 pub use image_writer::{FinishedImage, ImageWriter};

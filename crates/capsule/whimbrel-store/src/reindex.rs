@@ -30,9 +30,9 @@ const MAX_PACK: u64 = 512 << 20;
 
 impl Store {
     /// Rebuilds the index of packs that have none, if it can be seen that something needs it: an index file
-    /// cannot be read or its content is damaged, or the manifest of a named capsule is not found. Machines must
-    /// be able to read their disks before anything is done with them. The content of large indexes is left to
-    /// garbage collection, since it takes long to read.
+    /// cannot be read or its content is damaged, or the manifest of a named capsule is not found. Machines
+    /// must be able to read their disks before anything is done with them. The content of large indexes is
+    /// left to garbage collection, since it takes long to read.
     pub fn reindex_if_needed(&self) -> Result<bool> {
         let (refs, _) = self.readable_refs()?;
         let is_lost = |id: &CapsuleId| matches!(self.manifest(id), Err(StoreError::Missing { .. }));

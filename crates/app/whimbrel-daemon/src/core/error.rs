@@ -226,9 +226,22 @@ impl DaemonError {
         })
     }
 
+    /// What to do about a damaged file of the daemon.
+    fn damage_hint(&self) -> Option<String> {
+        Some(match self {
+            Self::UnreadableRecord { name, .. } => format!(
+                "`whimbrel doctor --data` tells what is damaged: restore it and restart the daemon, or delete what is left of the machine with `whimbrel delete --unreadable {name}`"
+            ),
+            Self::UnreadableFile { .. } | Self::CommitMark { .. } => {
+                "`whimbrel doctor --data` tells what it is and what to do; nothing of it was changed".into()
+            }
+            _ => return None,
+        })
+    }
+
     fn hint(&self) -> Option<String> {
         Some(match self {
-            _ if let Some(hint) = self.file_hint() => hint,
+            _ if let Some(hint) = self.file_hint().or_else(|| self.damage_hint()) => hint,
             Self::NotFound { what: "machine", .. } => "`whimbrel ps` lists the machines of this host".into(),
             Self::NotFound { what: "capsule", .. } => "`whimbrel ls` lists the capsules of this host".into(),
             Self::NotFound { what: "host", .. } => "`whimbrel trust ls` lists the hosts known here".into(),
@@ -241,12 +254,6 @@ impl DaemonError {
             }
             Self::NameTaken { name } => {
                 format!("choose another name, or end the machine with `whimbrel stop {name}`")
-            }
-            Self::UnreadableRecord { name, .. } => format!(
-                "`whimbrel doctor --data` tells what is damaged: restore it and restart the daemon, or delete what is left of the machine with `whimbrel delete --unreadable {name}`"
-            ),
-            Self::UnreadableFile { .. } | Self::CommitMark { .. } => {
-                "`whimbrel doctor --data` tells what it is and what to do; nothing of it was changed".into()
             }
             Self::Busy { name, .. } => format!("`whimbrel ps` shows when {name} is free again"),
             Self::Unresolved { name, .. } => format!(

@@ -58,8 +58,8 @@ impl Damage {
 
 fn flipped(content: &[u8]) -> Vec<u8> {
     let mut content = content.to_vec();
-    // In the middle of what is not zero. In a text a digit, which stays a digit: the damage that is hardest to
-    // see.
+    // In the middle of what is not zero. In a text a digit, which stays a digit: the damage that is hardest
+    // to see.
     let used: Vec<usize> = (0..content.len()).filter(|at| content[*at] != 0).collect();
     let (before, after) = used.split_at(used.len() / 2);
     let digit = after.iter().chain(before).find(|at| content[**at].is_ascii_digit());
@@ -200,7 +200,7 @@ impl Case<'_> {
             Ok(_) if stops => return Err("the daemon starts on a later store".into()),
             Ok(started) => {
                 self.keeps_the_rest(&started, file)?;
-                // Whoever removes the file of a name untags the capsule.
+                // The removal of a name's file untags the capsule.
                 let is_untagged = damage == Damage::Missing && file.starts_with("store/refs/");
                 if !is_untagged {
                     use_it(&started);
@@ -208,7 +208,7 @@ impl Case<'_> {
                 self.keeps_the_rest(&started, file)?;
             }
         }
-        self.kept(&data, file, damaged.as_deref())?;
+        self.is_retained(&data, file, damaged.as_deref())?;
         let _ = fs::remove_file(&path);
         put(&path, &self.whole[file]).map_err(|error| format!("it cannot be restored: {error}"))?;
         let started = folder::start(dir.path(), self.runtime, self.key)
@@ -253,7 +253,7 @@ impl Case<'_> {
     }
 
     /// The damaged file is still there, or beside under a name that tells what it is.
-    fn kept(&self, data: &Path, file: &str, damaged: Option<&[u8]>) -> Result<(), String> {
+    fn is_retained(&self, data: &Path, file: &str, damaged: Option<&[u8]>) -> Result<(), String> {
         let Some(damaged) = damaged else { return Ok(()) };
         if is_dispensable(file) || (is_renewed(file) && file != "store/whimbrel-store") {
             return Ok(());

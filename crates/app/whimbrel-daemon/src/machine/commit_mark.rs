@@ -3,9 +3,9 @@
 //!
 //! A record with `leaving` and a mark with the same handover together mean `HandedOver`. The mark is in one
 //! sector of a file that has its full size already, so it needs one write of data and no change of a
-//! directory, and is atomic. It is prepared before the record names the handover, and ids are never used twice:
-//! a record with `leaving` whose mark is missing, short or of another handover has been damaged, and tells
-//! nobody who has the machine.
+//! directory, and is atomic. It is prepared before the record names the handover, and ids are never used
+//! twice: a record with `leaving` whose mark is missing, short or of another handover has been damaged, and
+//! tells nobody who has the machine.
 //!
 //! After a failed write or sync nobody knows what a later daemon will find. The caller then writes a record
 //! without `leaving` before the machine runs again.
@@ -56,7 +56,7 @@ pub(crate) fn is_made(path: &Path, pending: HandoverId) -> io::Result<bool> {
     let invalid = |reason: &str| io::Error::new(io::ErrorKind::InvalidData, reason.to_owned());
     let mut file = File::open(path)?;
     let mut id = [0; 16];
-    // It has its full size before the machine's record names the handover.
+    // A mark has its full size before the machine's record names the handover.
     if file.metadata()?.len() != FILE_SIZE as u64 {
         return Err(invalid("it does not have its full size"));
     }

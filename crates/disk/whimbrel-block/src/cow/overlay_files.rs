@@ -119,7 +119,7 @@ pub enum OverlayError {
     Length {
         /// Path of the data file.
         path: PathBuf,
-        /// Its bytes.
+        /// Bytes that the file has.
         found: u64,
         /// Bytes of the disk.
         size: u64,
