@@ -105,7 +105,7 @@ impl Daemon {
         let core = Arc::new(Core::open(name, listen, layout, key, runtime)?);
         let layout = &core.directories;
         let tunnels = Tunnels::open(layout.tunnels())?;
-        let handovers = PendingHandovers::load(layout)?;
+        let handovers = PendingHandovers::load(layout);
         let pools = Pools::open(layout)?;
         let protecting = Protections::open(layout)?;
         let schedules = Schedules::open(layout.schedules(), core.events.clone())?;
@@ -174,7 +174,7 @@ impl Daemon {
         Ok(HostInfo {
             name: self.name.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            public_key: self.identity.public_key().to_string(),
+            public_key: self.identity().map_or_else(|_| String::new(), |own| own.public_key().to_string()),
             listen: self.listen.map(|address| address.to_string()),
             data: self.directories.data().to_owned(),
             pid: std::process::id(),

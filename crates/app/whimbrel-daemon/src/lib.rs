@@ -10,7 +10,10 @@
 mod capsule;
 mod core;
 mod daemon;
+#[cfg(test)]
+mod damage_tests;
 mod evacuate;
+mod examine;
 mod guest;
 mod image;
 mod lifecycle;
@@ -26,6 +29,7 @@ mod transfer;
 pub use crate::core::error::DaemonError;
 pub use crate::core::master_key::KeySource;
 pub use crate::core::rights::{Access, Action, Caller, Forbidden, Object, may};
+pub use examine::{DataFinding, examine};
 pub use image::{ImageSource, ImageSourceKind};
 pub use lifecycle::{DaemonOptions, run};
 pub use server::metrics::all as metrics;

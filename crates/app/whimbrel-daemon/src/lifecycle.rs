@@ -144,7 +144,19 @@ async fn serve_tcp(options: &DaemonOptions, host: &Daemon, api: &Api) -> Result<
     if secure.is_empty() {
         return Ok(());
     }
-    let acceptor = acceptor(options, &secure, host)?;
+    let acceptor = match acceptor(options, &secure, host) {
+        Ok(acceptor) => acceptor,
+        // The files are Whimbrel's own and damaged, so no setting is wrong: everything else is served.
+        Err(error) if options.api_certificate.is_none() => {
+            let error = &error as &dyn std::error::Error;
+            tracing::error!(
+                error,
+                "the API and its web page are not served over TLS: restore api.crt and api.key, or move both away for new ones"
+            );
+            return Ok(());
+        }
+        Err(error) => return Err(error),
+    };
     for address in secure {
         let listener = listen::bind_tcp(address).await?;
         host.runtime.spawn(api.clone().serve_tcp(listener, Some(acceptor.clone())));

@@ -117,9 +117,15 @@ pub struct Trust {
 }
 
 impl Trust {
-    /// Opens `trust.toml` in `dir`; without the file, nobody is trusted.
+    /// The list in `trust.toml` of `dir`, which is not read yet. As long as it cannot be read, nobody is
+    /// trusted.
+    pub fn open(dir: &Path) -> Self {
+        Self { path: dir.join("trust.toml"), seen: Mutex::default() }
+    }
+
+    /// Opens `trust.toml` in `dir` and reads it; without the file, nobody is trusted.
     pub fn load(dir: &Path) -> Result<Self, TrustError> {
-        let trust = Self { path: dir.join("trust.toml"), seen: Mutex::default() };
+        let trust = Self::open(dir);
         trust.list()?;
         Ok(trust)
     }

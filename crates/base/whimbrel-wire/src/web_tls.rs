@@ -170,14 +170,24 @@ impl ServerCertificate {
         let (chain, key) = (dir.join("api.crt"), dir.join("api.key"));
         if !chain.exists() {
             let made = |source| WebTlsError::Make { source };
-            let pair = KeyPair::generate().map_err(made)?;
+            // A key that is there may be the one of a certificate that was lost, and is never replaced.
+            let is_new = !key.exists();
+            let pair = match is_new {
+                true => KeyPair::generate().map_err(made)?,
+                false => {
+                    let text = fs::read_to_string(&key).map_err(file("read", &key))?;
+                    KeyPair::from_pem(&text).map_err(made)?
+                }
+            };
             let certificate =
                 CertificateParams::new(names).map_err(made)?.self_signed(&pair).map_err(made)?;
-            // The certificate comes last: without one, a key of an interrupted start is replaced.
+            // The certificate comes last: without one, the key of an interrupted start is used.
             let write = |path: &Path, text: String| {
                 atomic_file::replace(path, text.as_bytes()).map_err(file("write", path))
             };
-            write(&key, pair.serialize_pem())?;
+            if is_new {
+                write(&key, pair.serialize_pem())?;
+            }
             write(&chain, certificate.pem())?;
         }
         Self::read(&chain, &key)

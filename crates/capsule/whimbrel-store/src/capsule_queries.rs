@@ -49,17 +49,17 @@ pub struct Divergence {
 }
 
 impl Store {
-    /// Every capsule in the store, newest first.
+    /// Every capsule in the store, newest first. Damaged refs and manifests are left out.
     pub fn capsules(&self) -> Result<Vec<CapsuleInfo>> {
         let mut refs = BTreeMap::<CapsuleId, Vec<RefName>>::new();
-        for (name, id) in self.list_refs()? {
+        for (name, id) in self.readable_refs()?.0 {
             refs.entry(id).or_default().push(name);
         }
-        let reachable = self.ancestors(refs.keys().copied())?;
+        let reachable = self.ancestors_with(refs.keys().copied(), |_| true)?;
         let reachable: BTreeSet<CapsuleId> = reachable.into_iter().map(|(id, _)| id).collect();
         let mut capsules = Vec::new();
         for id in self.manifest_ids()? {
-            let manifest = self.manifest(&id)?;
+            let Ok(manifest) = self.manifest(&id) else { continue };
             let refs = refs.remove(&id).unwrap_or_default();
             capsules.push(CapsuleInfo { id, manifest, refs, reachable: reachable.contains(&id) });
         }
@@ -78,12 +78,15 @@ impl Store {
             .filter(|place| place.kind == Kind::Manifest)
             .collect();
         let id = |place: &PackLocation| match objects.frame(place) {
-            Ok(frame) => Ok(frame.digest(0).copied().map(CapsuleId)),
-            Err(StoreError::Damaged { .. }) => Ok(None),
-            Err(error) if error.is_not_found() => Ok(None),
-            Err(error) => Err(error),
+            Ok(frame) => frame.digest(0).copied().map(CapsuleId),
+            Err(error) => {
+                // One that cannot be read hides no other.
+                let error = &error as &dyn std::error::Error;
+                tracing::warn!(pack = %place.pack, offset = place.offset, error, "cannot read a manifest");
+                None
+            }
         };
-        places.iter().filter_map(|place| id(place).transpose()).collect()
+        Ok(places.iter().filter_map(id).collect())
     }
 
     /// Resolves a ref, or the first digits (at least four) of an id.
@@ -118,6 +121,15 @@ impl Store {
         &self,
         from: impl IntoIterator<Item = CapsuleId>,
     ) -> Result<Vec<(CapsuleId, Manifest)>> {
+        self.ancestors_with(from, |error| matches!(error, StoreError::Missing { .. }))
+    }
+
+    /// Like [`Store::ancestors`], without those whose manifests fail in a way that `passes`.
+    fn ancestors_with(
+        &self,
+        from: impl IntoIterator<Item = CapsuleId>,
+        passes: impl Fn(&StoreError) -> bool,
+    ) -> Result<Vec<(CapsuleId, Manifest)>> {
         let mut found = Vec::new();
         let mut seen = HashSet::new();
         let mut level: Vec<CapsuleId> = from.into_iter().collect();
@@ -125,7 +137,7 @@ impl Store {
             let mut above = Vec::new();
             for id in level.into_iter().filter(|id| seen.insert(*id)) {
                 let manifest = match self.manifest(&id) {
-                    Err(StoreError::Missing { .. }) => continue,
+                    Err(error) if passes(&error) => continue,
                     other => other?,
                 };
                 above.extend(manifest.parents.iter().copied());

@@ -109,6 +109,12 @@ pub(crate) fn publish(files: &dyn Vfs, dir: &str, name: &str, bytes: &[u8]) -> R
     files.sync_dir(dir).map_err(StoreError::io("sync", dir))
 }
 
+/// Renames a damaged file, so that it can be made again and nothing of it is lost.
+pub(crate) fn set_aside(files: &dyn Vfs, path: &str) -> Result<()> {
+    let aside = format!("{path}.damaged-{:08x}", rand::random::<u32>());
+    files.rename(path, &aside).map_err(StoreError::io("rename", path))
+}
+
 /// Appends the checksum line to `lines`.
 pub(crate) fn with_checksum(lines: &str) -> Vec<u8> {
     format!("{lines}{:016x}\n", xxh3_64(lines.as_bytes())).into_bytes()

@@ -6,9 +6,10 @@
 
 use crate::{
     error::{Result, StoreError},
-    file_names::{LEASES, PackId, TEMP, publish, read_checked, with_checksum},
+    file_names::{LEASES, PackId, TEMP, publish, read_checked, set_aside, with_checksum},
     vfs::{Lock, LockMode, LockWait, Vfs},
 };
+use std::time::{SystemTime, UNIX_EPOCH};
 use std::{
     collections::HashSet,
     sync::{
@@ -60,6 +61,22 @@ impl Condemned {
             Some(Self { generation, packs: lines.map(pack).collect::<Option<_>>()? })
         };
         parse().ok_or_else(|| StoreError::SmallFile { path: path.to_owned() })
+    }
+
+    /// Begins a new generation if the file is damaged, which is renamed. Packs that were condemned only stay
+    /// until a collection condemns them again. The new generation is later than any before: their numbers
+    /// grow by one for each collection, and this one by the milliseconds since 1970.
+    pub(crate) fn mend(files: &dyn Vfs) -> Result<()> {
+        let path = crate::file_names::CONDEMNED;
+        match Self::read(files) {
+            Err(StoreError::SmallFile { .. }) => {
+                tracing::error!(path, "the state of garbage collection is damaged; it begins anew");
+                set_aside(files, path)?;
+                let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                Self { generation: since.as_millis() as u64, packs: Vec::new() }.write(files)
+            }
+            other => other.map(drop),
+        }
     }
 
     pub(crate) fn write(&self, files: &dyn Vfs) -> Result<()> {

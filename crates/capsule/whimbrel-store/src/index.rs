@@ -76,13 +76,21 @@ impl Index {
         map: Mapping,
         cipher: Option<&Arc<IndexCipher>>,
     ) -> Result<Self, &'static str> {
-        let bytes = (*map).as_ref();
-        let cipher = match bytes.first_chunk() {
-            Some(&MAGIC) => None,
+        let cipher = match (*map).as_ref().first_chunk() {
             Some(&MAGIC_HIDDEN) => Some(cipher.ok_or("its keys are encrypted")?.clone()),
-            _ => return Err("no header"),
+            _ => None,
         };
-        if bytes.len() < HEAD {
+        Self::parse(name, map, cipher)
+    }
+
+    /// Opens the mapped file for its packs and checksums only: keys may be hidden.
+    pub(crate) fn open_without_keys(name: &str, map: Mapping) -> Result<Self, &'static str> {
+        Self::parse(name, map, None)
+    }
+
+    fn parse(name: &str, map: Mapping, cipher: Option<Arc<IndexCipher>>) -> Result<Self, &'static str> {
+        let bytes = (*map).as_ref();
+        if bytes.len() < HEAD || !matches!(bytes.first_chunk(), Some(&MAGIC | &MAGIC_HIDDEN)) {
             return Err("no header");
         }
         let (packs, frames, entries) = (long(bytes, 8) as usize, long(bytes, 12) as usize, wide(bytes, 16));

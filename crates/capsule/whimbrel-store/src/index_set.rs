@@ -14,7 +14,11 @@ use crate::{
 };
 use std::{
     collections::{BTreeMap, HashSet},
-    sync::{Arc, Mutex, RwLock},
+    io,
+    sync::{
+        Arc, Mutex, RwLock,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 use whimbrel_image::ShortDigest;
 
@@ -26,13 +30,26 @@ pub(crate) struct IndexSet {
     cipher: Option<Arc<IndexCipher>>,
     open: RwLock<Arc<Vec<Arc<Index>>>>,
     refreshing: Mutex<()>,
+    /// Whether an index file could not be read since the store was opened.
+    ignored: AtomicBool,
 }
 
 impl IndexSet {
     pub(crate) fn open(files: Arc<dyn Vfs>, cipher: Option<Arc<IndexCipher>>) -> Result<Self> {
-        let catalog = Self { files, cipher, open: RwLock::default(), refreshing: Mutex::new(()) };
+        let catalog = Self {
+            files,
+            cipher,
+            open: RwLock::default(),
+            refreshing: Mutex::new(()),
+            ignored: AtomicBool::new(false),
+        };
         catalog.refresh()?;
         Ok(catalog)
+    }
+
+    /// Whether an index file could not be read.
+    pub(crate) fn has_ignored(&self) -> bool {
+        self.ignored.load(Ordering::Relaxed)
     }
 
     pub(crate) fn snapshot(&self) -> Arc<Vec<Arc<Index>>> {
@@ -66,11 +83,20 @@ impl IndexSet {
                 continue;
             }
             let path = format!("{INDEX}/{name}");
-            let map = self.files.map(&path).map_err(StoreError::io("map", &path))?;
-            match Index::open(&name, map, self.cipher.as_ref()) {
+            let opened = match self.files.map(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    return Err(StoreError::io("map", &path)(error));
+                }
+                Err(error) => Err(error.to_string()),
+                Ok(map) => Index::open(&name, map, self.cipher.as_ref()).map_err(str::to_owned),
+            };
+            match opened {
                 Ok(index) => indexes.push(Arc::new(index)),
                 // Packs of a damaged index count as not indexed, and the next repair rebuilds their index.
-                Err(reason) => tracing::warn!(path, reason, "ignoring a damaged index file"),
+                Err(reason) => {
+                    tracing::warn!(path, reason, "ignoring a damaged index file");
+                    self.ignored.store(true, Ordering::Relaxed);
+                }
             }
         }
         indexes.sort_by_key(|index| std::cmp::Reverse(index.frame_count()));
@@ -114,6 +140,17 @@ impl IndexSet {
         let sizes: Vec<usize> = indexes.iter().map(|index| index.frame_count()).collect();
         let Some(first) = merge_from(&sizes) else { return Ok(()) };
         self.replace(&indexes[first..], &HashSet::new(), &HashSet::new())
+    }
+
+    /// Whether the body of one of the smallest index files is damaged, which have this size together.
+    pub(crate) fn is_damaged_within(&self, bytes: u64) -> bool {
+        let mut left = bytes;
+        let indexes = self.snapshot();
+        let mut small = indexes.iter().rev().take_while(|index| {
+            left = left.saturating_sub(index.size());
+            left > 0
+        });
+        small.any(|index| !index.body_is_intact())
     }
 
     /// Names of the index files whose bodies are damaged. Reads all of them.

@@ -8,7 +8,7 @@
 use crate::{
     error::{Result, StoreError},
     file_names::{
-        INDEX, KEYS, KEYS_COPY, LEASES, MARKER, PACKS, PARTIAL, REFS, TEMP, publish, read_checked,
+        INDEX, KEYS, KEYS_COPY, LEASES, MARKER, PACKS, PARTIAL, REFS, TEMP, publish, read_checked, set_aside,
         with_checksum,
     },
     gc_lease::{gate, live_leases},
@@ -74,16 +74,48 @@ pub(crate) fn open(
     create: bool,
     master: Option<&MasterKey>,
 ) -> Result<(Layout, Option<DataKey>)> {
-    match (Layout::read(files)?, master) {
+    let layout = match Layout::read(files) {
+        Err(StoreError::Layout { found }) if !is_later(&found) => {
+            tracing::error!(found, "the marker of the store is damaged; it is made again");
+            set_aside(files, MARKER)?;
+            None
+        }
+        other => other?,
+    };
+    match (layout, master) {
         (None, _) if !create => Err(StoreError::NoStore { path: String::from(".") }),
         (None, master) => make(files, master),
         (Some(Layout::Plain), None) => Ok((Layout::Plain, None)),
         (Some(Layout::Plain), Some(master)) => encrypt(files, master),
         (Some(Layout::Encrypted(data)), master) => {
-            let key = unlock(files, Some(data), master)?;
-            Ok((Layout::Encrypted(data), Some(key)))
+            let key = match unlock(files, Some(data), master) {
+                Err(StoreError::Keys { .. }) if is_wrong(files, data)? => {
+                    let key = unlock(files, None, master)?;
+                    tracing::error!("the marker of the store names another key than both copies of it");
+                    set_aside(files, MARKER)?;
+                    publish(files, "", MARKER, Layout::Encrypted(key.id).marker().as_bytes())?;
+                    key
+                }
+                other => other?,
+            };
+            Ok((Layout::Encrypted(key.id), Some(key)))
         }
     }
+}
+
+/// Whether a marker is one of a later version, and not damaged.
+fn is_later(marker: &str) -> bool {
+    let version = marker.strip_prefix("whimbrel store ").and_then(|rest| rest.strip_suffix('\n'));
+    let number = version.and_then(|version| version.split(' ').next()?.parse::<u32>().ok());
+    number.is_some_and(|number| number > 2)
+}
+
+/// Whether both copies of the keys name one data key, and the marker names another.
+pub(crate) fn is_wrong(files: &dyn Vfs, data: KeyId) -> Result<bool> {
+    Ok(match [read_copy(files, KEYS)?, read_copy(files, KEYS_COPY)?] {
+        [Some(one), Some(other)] => one.data == other.data && one.data != data,
+        _ => false,
+    })
 }
 
 /// Makes a store. The marker comes last, so a store with a marker has its directories.
@@ -133,7 +165,8 @@ fn has_keys(files: &dyn Vfs) -> Result<bool> {
     for name in [KEYS, KEYS_COPY] {
         match files.open(name) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            other => return other.map(|_| true).map_err(StoreError::io("open", name)),
+            // One that cannot be opened is there all the same.
+            _ => return Ok(true),
         }
     }
     Ok(false)
@@ -146,12 +179,18 @@ fn write(files: &dyn Vfs, keys: &KeyFile) -> Result<()> {
     publish(files, "", KEYS_COPY, &bytes)
 }
 
-/// Reads one copy of the wrapped key; none if it is missing or damaged.
+/// Reads one copy of the wrapped key; none if it is missing or damaged, or the disk does not give it.
 fn read_copy(files: &dyn Vfs, name: &str) -> Result<Option<KeyFile>> {
     match read_checked(files, name) {
         Ok(text) => Ok(text.as_deref().and_then(KeyFile::parse)),
-        Err(StoreError::SmallFile { .. }) => Ok(None),
-        Err(error) => Err(error),
+        Err(error) => {
+            tracing::error!(
+                name,
+                error = &error as &dyn std::error::Error,
+                "a copy of the keys cannot be read"
+            );
+            Ok(None)
+        }
     }
 }
 

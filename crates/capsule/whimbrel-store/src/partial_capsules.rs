@@ -49,7 +49,7 @@ impl Store {
     /// Whether a ref names a complete capsule. Refs name only complete and partial capsules, so no object is
     /// checked. Objects of a capsule without a ref may have been collected.
     pub fn has_complete_ref(&self, id: &CapsuleId) -> Result<bool> {
-        Ok(!self.is_partial(id)? && self.list_refs()?.values().any(|named| named == id))
+        Ok(!self.is_partial(id)? && self.readable_refs()?.0.values().any(|named| named == id))
     }
 
     /// Whether objects of the capsule may be missing here.

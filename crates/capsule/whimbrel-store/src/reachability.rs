@@ -49,7 +49,8 @@ pub(crate) fn check_arrived(store: &Store, id: &CapsuleId) -> Result<()> {
 
 /// Complete capsules that refs name, the parents of `manifest` first.
 fn complete_relatives(store: &Store, id: &CapsuleId, manifest: &Manifest) -> Result<Vec<Manifest>> {
-    let named: HashSet<CapsuleId> = store.list_refs()?.into_values().filter(|named| named != id).collect();
+    let named: HashSet<CapsuleId> =
+        store.readable_refs()?.0.into_values().filter(|named| named != id).collect();
     let mut named: Vec<CapsuleId> = named.into_iter().collect();
     named.sort_by_key(|named| (!manifest.parents.contains(named), *named));
     let mut wholes = Vec::new();

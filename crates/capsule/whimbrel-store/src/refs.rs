@@ -67,7 +67,26 @@ impl Store {
         parse(&text).ok_or(StoreError::SmallFile { path })
     }
 
-    /// All refs and the capsules that they name.
+    /// All refs that can be read, and the names of those that are damaged: for listings. Whatever removes
+    /// something needs all refs, so it uses [`Store::list_refs`].
+    pub fn readable_refs(&self) -> Result<(BTreeMap<RefName, CapsuleId>, Vec<RefName>)> {
+        let (mut refs, mut damaged) = (BTreeMap::new(), Vec::new());
+        for name in self.inner.files.list(REFS).map_err(StoreError::io("list", REFS))? {
+            let Ok(name) = name.parse::<RefName>() else { continue };
+            match self.get_ref(&name) {
+                Ok(Some(id)) => drop(refs.insert(name, id)),
+                Ok(None) => {}
+                Err(error) => {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::error!(%name, error, "the name of a capsule cannot be read");
+                    damaged.push(name);
+                }
+            }
+        }
+        Ok((refs, damaged))
+    }
+
+    /// All refs and the capsules that they name; fails if one of them is damaged.
     pub fn list_refs(&self) -> Result<BTreeMap<RefName, CapsuleId>> {
         let mut refs = BTreeMap::new();
         for name in self.inner.files.list(REFS).map_err(StoreError::io("list", REFS))? {
@@ -140,7 +159,7 @@ impl Store {
 
     /// Whether a capsule that a ref names directly has this image, which then needs no check.
     pub(crate) fn refs_hold_image(&self, root: Digest, pages: u64) -> Result<bool> {
-        for id in self.list_refs()?.values() {
+        for id in self.readable_refs()?.0.values() {
             let manifest = self.manifest(id)?;
             if manifest.images.iter().any(|image| image.root == Some(root) && image.pages == pages) {
                 return Ok(true);
@@ -157,7 +176,7 @@ fn encode(versions: &[(CapsuleId, u64)]) -> String {
 }
 
 /// Decodes the output of [`encode`], and the single line without history of earlier versions.
-fn parse(text: &str) -> Option<Vec<(CapsuleId, u64)>> {
+pub(crate) fn parse(text: &str) -> Option<Vec<(CapsuleId, u64)>> {
     let mut lines = text.lines();
     let newest: CapsuleId = lines.next()?.parse().ok()?;
     let version = |line: &str| {

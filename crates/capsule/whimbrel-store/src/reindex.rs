@@ -14,16 +14,36 @@ use crate::{
     store::Store,
 };
 use std::collections::HashMap;
-use whimbrel_core::loss::{Loss, is_back};
+use whimbrel_core::{
+    CapsuleId,
+    loss::{Loss, is_back},
+};
 use whimbrel_image::{
     ShortDigest,
     pack_frame::{HEAD, PackFrame},
 };
 
+/// Bytes of indexes whose content is checked when a store is opened: those of about 10 GB of pages.
+const CHECKED_BYTES: u64 = 64 << 20;
 /// Most bytes read of a pack: a full pack and one largest blob.
 const MAX_PACK: u64 = 512 << 20;
 
 impl Store {
+    /// Rebuilds the index of packs that have none, if it can be seen that something needs it: an index file
+    /// cannot be read or its content is damaged, or the manifest of a named capsule is not found. Machines
+    /// must be able to read their disks before anything is done with them. The content of large indexes is
+    /// left to garbage collection, since it takes long to read.
+    pub fn reindex_if_needed(&self) -> Result<bool> {
+        let (refs, _) = self.readable_refs()?;
+        let is_lost = |id: &CapsuleId| matches!(self.manifest(id), Err(StoreError::Missing { .. }));
+        let indexes = &self.inner.objects.indexes;
+        if !indexes.has_ignored() && !indexes.is_damaged_within(CHECKED_BYTES) && !refs.values().any(is_lost)
+        {
+            return Ok(false);
+        }
+        self.reindex().map(|found| found > 0)
+    }
+
     /// Indexes every pack that has no index and no live writer. Returns the number of frames found.
     pub fn reindex(&self) -> Result<usize> {
         let inner = &self.inner;
@@ -47,7 +67,9 @@ impl Store {
                 tracing::warn!(%pack, "leaving a pack alone that was sealed with another key");
                 continue;
             };
-            if salvage.frames.len() == before {
+            if salvage.frames.len() == before && !self.is_ours(pack)? {
+                tracing::warn!(%pack, "leaving a pack alone in which nothing can be read");
+            } else if salvage.frames.len() == before {
                 inner.latching(
                     inner.files.remove(&pack.path()).map_err(StoreError::io("remove", &pack.path())),
                 )?;
@@ -74,6 +96,21 @@ impl Store {
             inner.latching(inner.objects.indexes.remove_damaged(&damaged))?;
         }
         Ok(entries.len())
+    }
+}
+
+impl Store {
+    /// Whether a pack is empty or has the head that this version writes: only such a one can be known to have
+    /// nothing in it.
+    fn is_ours(&self, pack: PackId) -> Result<bool> {
+        let file = self.inner.files.open(&pack.path()).map_err(StoreError::io("open", &pack.path()))?;
+        let size = file.size().map_err(StoreError::io("size", &pack.path()))?;
+        if size <= PACK_HEAD as u64 {
+            return Ok(true);
+        }
+        let mut head = [0; PACK_HEAD];
+        file.read_at(0, &mut head).map_err(StoreError::io("read", &pack.path()))?;
+        Ok([None, self.inner.data_key().map(|key| key.id)].iter().any(|key| pack.head(*key) == head))
     }
 }
 

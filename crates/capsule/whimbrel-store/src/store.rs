@@ -143,6 +143,10 @@ impl Store {
     pub fn open_on(files: Arc<dyn Vfs>, options: Options) -> Result<Self> {
         let (layout, data_key) = layout::open(&*files, options.create, options.key.as_ref())?;
         sync_names(&*files)?;
+        if let Err(error) = Condemned::mend(&*files) {
+            let error = &error as &dyn std::error::Error;
+            tracing::error!(error, "the state of garbage collection cannot be read: nothing is written");
+        }
         let objects = Objects::new(files.clone(), options.cache, data_key.as_ref())?;
         let inner = Arc::new_cyclic(|me| Inner {
             files,

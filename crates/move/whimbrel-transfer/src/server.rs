@@ -75,7 +75,7 @@ impl Server {
         if page.pattern.len() > PATTERN_MAX {
             return Err(bad_request("the ref pattern is too long"));
         }
-        let refs = self.store.list_refs().map_err(|error| internal_error(&error))?;
+        let (refs, _) = self.store.readable_refs().map_err(|error| internal_error(&error))?;
         let behind = |name: &RefName| page.after.as_ref().is_none_or(|after| name > after);
         let mut listed = Vec::new();
         for (name, capsule) in refs {

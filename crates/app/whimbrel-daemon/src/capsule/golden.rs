@@ -89,7 +89,7 @@ impl Daemon {
 
 impl Core {
     fn golden_here(&self) -> Result<Vec<GoldenMatch>, DaemonError> {
-        let tags = self.store.list_refs().map_err(refs::store_error("list the refs"))?;
+        let (tags, _) = self.store.readable_refs().map_err(refs::store_error("list the refs"))?;
         let tags = tags.into_iter().filter(|(name, _)| is_tag(name));
         let found = tags.filter_map(|(name, capsule)| {
             // A damaged manifest is for `verify` to report.

@@ -141,7 +141,7 @@ impl Core {
 
     fn names(&self) -> Result<BTreeMap<CapsuleId, Vec<RefName>>, DaemonError> {
         let mut names: BTreeMap<_, Vec<RefName>> = BTreeMap::new();
-        for (name, id) in self.store.list_refs().map_err(refs::store_error("list the refs"))? {
+        for (name, id) in self.store.readable_refs().map_err(refs::store_error("list the refs"))?.0 {
             names.entry(id).or_default().push(name);
         }
         Ok(names)

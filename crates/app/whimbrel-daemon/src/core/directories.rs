@@ -72,6 +72,11 @@ impl Directories {
         Ok(layout)
     }
 
+    /// The places in a data directory that is not to be changed.
+    pub(crate) fn of_data(data: &Path) -> Self {
+        Self { data: data.to_owned(), run: PathBuf::new() }
+    }
+
     pub(crate) fn data(&self) -> &Path {
         &self.data
     }
@@ -117,6 +122,10 @@ impl Directories {
 /// Defines a method for each file and folder of a fixed name.
 macro_rules! places {
     ($($(#[$doc:meta])* $name:ident = $root:ident / $file:literal;)*) => {
+        /// Root and name of each place.
+        #[cfg(test)]
+        pub(crate) const PLACES: &[(&str, &str)] = &[$((stringify!($root), $file)),*];
+
         impl Directories {
             $($(#[$doc])*
             pub(crate) fn $name(&self) -> PathBuf {
@@ -152,6 +161,8 @@ places! {
     api_tokens = data / "api-tokens.json";
     hash_cache = data / "page-cache";
     uploads = data / "following.json";
+    /// Handovers that this host began and a target may still wait for.
+    handovers = data / "handovers.json";
     partial_capsules = data / "pooled";
     /// The secret that encrypts chunks in pools; may be absent.
     pool_secret = data / "pool-secret";

@@ -31,6 +31,10 @@ pub enum DaemonError {
     NotItsPast { name: MachineName, capsule: CapsuleId },
     #[error("the record of {name} cannot be read: {reason}")]
     UnreadableRecord { name: MachineName, reason: String },
+    #[error("{} cannot be read: {reason}", path.display())]
+    UnreadableFile { path: PathBuf, reason: String },
+    #[error("whether the machine was handed over to {to} cannot be read from {}", path.display())]
+    CommitMark { path: PathBuf, to: HostName, source: io::Error },
     #[error("{name} is busy with {with}")]
     Busy { name: MachineName, with: String },
     #[error("{name} is {state}; it must be {needed}")]
@@ -163,7 +167,9 @@ impl DaemonError {
         match self {
             Self::NotFound { .. } => ErrorCode::NotFound,
             Self::NameTaken { .. } => ErrorCode::NameTaken,
-            Self::UnreadableRecord { .. } => ErrorCode::Damaged,
+            Self::UnreadableRecord { .. } | Self::UnreadableFile { .. } | Self::CommitMark { .. } => {
+                ErrorCode::Damaged
+            }
             Self::Busy { .. }
             | Self::State { .. }
             | Self::AlreadyServed { .. }
@@ -237,9 +243,22 @@ impl DaemonError {
         })
     }
 
+    /// What to do about a damaged file of the daemon.
+    fn damage_hint(&self) -> Option<String> {
+        Some(match self {
+            Self::UnreadableRecord { name, .. } => format!(
+                "`whimbrel doctor --data` tells what is damaged: restore it and restart the daemon, or delete what is left of the machine with `whimbrel delete --unreadable {name}`"
+            ),
+            Self::UnreadableFile { .. } | Self::CommitMark { .. } => {
+                "`whimbrel doctor --data` tells what it is and what to do; nothing of it was changed".into()
+            }
+            _ => return None,
+        })
+    }
+
     fn hint(&self) -> Option<String> {
         Some(match self {
-            _ if let Some(hint) = self.file_hint() => hint,
+            _ if let Some(hint) = self.file_hint().or_else(|| self.damage_hint()) => hint,
             Self::NotFound { what: "machine", .. } => "`whimbrel ps` lists the machines of this host".into(),
             Self::NotFound { what: "capsule", .. } => "`whimbrel ls` lists the capsules of this host".into(),
             Self::NotFound { what: "host", .. } => "`whimbrel trust ls` lists the hosts known here".into(),
@@ -256,9 +275,6 @@ impl DaemonError {
             Self::NotItsPast { name, capsule } => format!(
                 "`whimbrel log {name}` lists its states; `whimbrel resume {} --name NAME` runs this one beside it",
                 capsule.short()
-            ),
-            Self::UnreadableRecord { name, .. } => format!(
-                "restore its machine.json and restart the daemon, or delete what is left of it with `whimbrel delete --unreadable {name}`"
             ),
             Self::Busy { name, .. } => format!("`whimbrel ps` shows when {name} is free again"),
             Self::Unresolved { name, .. } => format!(

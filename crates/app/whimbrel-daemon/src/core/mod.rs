@@ -7,6 +7,7 @@ pub(crate) mod event_counts;
 pub(crate) mod event_log;
 mod free_memory;
 pub(crate) mod history;
+pub(crate) mod json_file;
 pub(crate) mod master_key;
 pub(crate) mod notifier;
 pub(crate) mod operations;

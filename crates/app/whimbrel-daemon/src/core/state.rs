@@ -14,7 +14,7 @@ use std::{
 };
 use tokio::runtime::Handle;
 use whimbrel_api::StoreUsage;
-use whimbrel_core::{ByteSize, HostName};
+use whimbrel_core::{ByteSize, HostName, error_chain};
 use whimbrel_qemu::QemuBinary;
 use whimbrel_store::{MasterKey, Store};
 use whimbrel_wire::{Identity, Trust};
@@ -24,7 +24,8 @@ pub(crate) struct Core {
     pub(crate) name: HostName,
     pub(crate) directories: Directories,
     pub(crate) store: Store,
-    pub(crate) identity: Identity,
+    /// The host's key, or why it cannot be read: then other hosts are neither called nor served.
+    identity: Result<Identity, String>,
     pub(crate) trust: Arc<Trust>,
     pub(crate) runtime: Handle,
     operations: Operations,
@@ -50,10 +51,25 @@ impl Core {
         let options = whimbrel_store::Options { key, ..whimbrel_store::Options::create() };
         let store = Store::open(&directories.store(), options);
         let store = store.map_err(refs::store_error("open"))?;
-        let identity = Identity::load_or_create(&directories.key_dir())
-            .map_err(|source| DaemonError::Identity { source: source.into() })?;
-        let trust = Trust::load(directories.data())
-            .map_err(|source| DaemonError::Identity { source: source.into() })?;
+        if let Err(error) = store.reindex_if_needed() {
+            let error = &error as &dyn std::error::Error;
+            tracing::error!(error, "an index of the store is lost and cannot be rebuilt yet");
+        }
+        let identity = Identity::load_or_create(&directories.key_dir()).map_err(|error| error_chain(&error));
+        if let Err(reason) = &identity {
+            tracing::error!(
+                reason,
+                "the key of this host cannot be read; it stays as it is, and other hosts are neither called nor served"
+            );
+        }
+        let trust = Trust::open(directories.data());
+        if let Err(error) = trust.list() {
+            let error = &error as &dyn std::error::Error;
+            tracing::error!(
+                error,
+                "the trust list cannot be read; it stays as it is, and no host is trusted"
+            );
+        }
         let events = Arc::<EventLog>::default();
         Ok(Self {
             name,
@@ -97,6 +113,11 @@ impl Core {
 
     pub(crate) fn operations(&self) -> &Operations {
         &self.operations
+    }
+
+    /// The key of this host.
+    pub(crate) fn identity(&self) -> Result<&Identity, DaemonError> {
+        self.identity.as_ref().map_err(|reason| DaemonError::Identity { source: reason.as_str().into() })
     }
 
     /// The QEMU of this host.

@@ -3,7 +3,9 @@
 //!
 //! A record with `leaving` and a mark with the same handover together mean `HandedOver`. The mark is in one
 //! sector of a file that has its full size already, so it needs one write of data and no change of a
-//! directory, and is atomic. Ids are never used twice, so an old mark names no handover.
+//! directory, and is atomic. It is prepared before the record names the handover, and ids are never used
+//! twice: a record with `leaving` whose mark is missing, short or of another handover has been damaged, and
+//! tells nobody who has the machine.
 //!
 //! After a failed write or sync nobody knows what a later daemon will find. The caller then writes a record
 //! without `leaving` before the machine runs again.
@@ -12,7 +14,7 @@ use std::{
     fs::File,
     io::{self, Read},
     os::unix::fs::FileExt,
-    path::Path,
+    path::{Path, PathBuf},
 };
 use whimbrel_migrate::protocol::HandoverId;
 use whimbrel_wire::atomic_file;
@@ -39,17 +41,30 @@ impl CommitMark {
         self.file.write_all_at(&handover.0, 0)?;
         self.file.sync_data()
     }
+}
 
-    /// The handover that the mark in the folder of a machine names, if there is one.
-    pub(crate) fn read(dir: &Path) -> io::Result<Option<HandoverId>> {
-        let mut id = [0; 16];
-        match File::open(dir.join(FILE)).and_then(|mut file| file.read_exact(&mut id)) {
-            Ok(()) => Ok(Some(HandoverId(id)).filter(|_| id != [0; 16])),
-            // A shorter file was never prepared.
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error),
-        }
+/// The mark's file in the folder of a machine.
+pub(crate) fn path(dir: &Path) -> PathBuf {
+    dir.join(FILE)
+}
+
+/// Whether a mark was made for the handover that is pending.
+///
+/// # Errors
+/// If the mark is none of a pending handover: then nobody knows whether it was made.
+pub(crate) fn is_made(path: &Path, pending: HandoverId) -> io::Result<bool> {
+    let invalid = |reason: &str| io::Error::new(io::ErrorKind::InvalidData, reason.to_owned());
+    let mut file = File::open(path)?;
+    let mut id = [0; 16];
+    // A mark has its full size before the machine's record names the handover.
+    if file.metadata()?.len() != FILE_SIZE as u64 {
+        return Err(invalid("it does not have its full size"));
+    }
+    file.read_exact(&mut id)?;
+    match id {
+        id if id == [0; 16] => Ok(false),
+        id if id == pending.0 => Ok(true),
+        _ => Err(invalid("it names another handover than the record")),
     }
 }
 
@@ -58,16 +73,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mark_names_a_handover_only_once_it_was_made() {
+    fn a_mark_says_that_a_handover_was_committed_or_that_it_cannot_be_known() {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
-        assert_eq!(CommitMark::read(dir.path()).unwrap(), None);
+        let (path, pending) = (path(dir.path()), HandoverId([7; 16]));
+        is_made(&path, pending).unwrap_err();
         let mark = CommitMark::prepare(dir.path()).unwrap();
-        assert_eq!(CommitMark::read(dir.path()).unwrap(), None);
-        mark.make(HandoverId([7; 16])).unwrap();
-        assert_eq!(CommitMark::read(dir.path()).unwrap(), Some(HandoverId([7; 16])));
+        assert!(!is_made(&path, pending).unwrap());
+        mark.make(pending).unwrap();
+        assert!(is_made(&path, pending).unwrap());
+        is_made(&path, HandoverId([8; 16])).unwrap_err();
         CommitMark::prepare(dir.path()).unwrap();
-        assert_eq!(CommitMark::read(dir.path()).unwrap(), None, "the next one begins without");
-        std::fs::write(dir.path().join(FILE), [7; 15]).unwrap();
-        assert_eq!(CommitMark::read(dir.path()).unwrap(), None);
+        assert!(!is_made(&path, pending).unwrap(), "the next one begins without");
+        for short in [0, 15, FILE_SIZE - 1] {
+            std::fs::write(&path, vec![7; short]).unwrap();
+            is_made(&path, pending).unwrap_err();
+        }
     }
 }

@@ -13,6 +13,7 @@ use std::{
     fs, io,
     path::{Path, PathBuf},
 };
+use whimbrel_block::{OverlayDir, OverlayError};
 use whimbrel_core::{MachineName, error_chain};
 use whimbrel_vm::remove_overlays;
 use whimbrel_wire::atomic_file;
@@ -96,6 +97,27 @@ fn load(layout: &Directories, folder: &Path, name: &MachineName) -> Result<Optio
         Ok(None) => Err(no_record(folder)),
         Err(error) => Err(error_chain(&error)),
     }
+}
+
+/// Why the record in a machine's folder cannot be read, if it cannot. Changes nothing.
+pub(crate) fn check(folder: &Path, name: &str) -> Result<(), DaemonError> {
+    match Record::read(folder)? {
+        Some(record) if record.name.as_str() == name => Ok(()),
+        Some(record) => Err(DaemonError::invalid(format!("it is the record of {}", record.name))),
+        None if folder.join(STARTING).exists() => Ok(()),
+        None => Err(DaemonError::invalid(no_record(folder))),
+    }
+}
+
+/// Overlays in a machine's folder of which a file is missing or damaged, each with that file. Their content
+/// has no checksums.
+pub(crate) fn check_disks(folder: &Path) -> Vec<(PathBuf, OverlayError)> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let overlay = |dir: PathBuf| OverlayDir { dir, live_dir: PathBuf::new() };
+    let overlays = entries.map(|entry| entry.path()).filter(|path| path.is_dir());
+    overlays
+        .filter_map(|dir| overlay(dir).check().err().map(|error| (error.path().to_owned(), error)))
+        .collect()
 }
 
 fn no_record(folder: &Path) -> String {

@@ -4,8 +4,8 @@
 //! made durable before anything acts on it.
 
 use crate::{
-    core::{directories::Directories, error::DaemonError},
-    machine::{commit_mark::CommitMark, folder},
+    core::{directories::Directories, error::DaemonError, json_file},
+    machine::{commit_mark, folder},
     migrate::target::missing_pages::MissingPagesRecord,
 };
 use serde::{Deserialize, Serialize};
@@ -154,9 +154,8 @@ impl Record {
         let dir = layout.machine(&self.name);
         fs::create_dir_all(&dir).map_err(|source| DaemonError::io("create", &dir, source))?;
         let path = path(&dir);
-        let text = serde_json::to_vec_pretty(self).expect("a record is always encodable");
         let is_new = !path.exists();
-        let saved = folder::unmark(&dir).and_then(|()| atomic_file::replace(&path, &text));
+        let saved = folder::unmark(&dir).and_then(|()| json_file::replace(&path, self));
         let saved = saved.and_then(|()| match is_new {
             true => atomic_file::sync_dir(&layout.machines()),
             false => Ok(()),
@@ -167,12 +166,8 @@ impl Record {
     /// The record in a machine's folder, if there is one.
     pub(crate) fn read(folder: &Path) -> Result<Option<Record>, DaemonError> {
         let path = path(folder);
-        match fs::read(&path) {
-            Ok(text) => {
-                let record = parse(&text).map_err(|source| DaemonError::io("read", &path, source))?;
-                let mark = CommitMark::read(folder);
-                Ok(Some(record.marked(mark.map_err(|source| DaemonError::io("read", folder, source))?)))
-            }
+        match json_file::read_format::<Self>(&path, FORMAT) {
+            Ok(record) => record.marked(folder).map(Some),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(DaemonError::io("read", &path, error)),
         }
@@ -180,33 +175,22 @@ impl Record {
 }
 
 impl Record {
-    /// Sets the phase to handed over if the commit mark names the pending handover.
-    fn marked(mut self, mark: Option<HandoverId>) -> Self {
-        match (self.leaving.take(), &self.phase) {
-            (Some(PendingHandover { handover, to, keeps }), Phase::Here) if mark == Some(handover) => {
+    /// Sets the phase to handed over if the commit mark names the pending handover. Without a mark that can
+    /// be read it is not known who has the machine, and it runs nowhere until a user says so.
+    fn marked(mut self, folder: &Path) -> Result<Self, DaemonError> {
+        let Some(PendingHandover { handover, to, keeps }) = self.leaving.take() else { return Ok(self) };
+        if self.phase == Phase::Here {
+            let path = commit_mark::path(folder);
+            let undecided = |source| DaemonError::CommitMark { path: path.clone(), to: to.clone(), source };
+            if commit_mark::is_made(&path, handover).map_err(undecided)? {
                 self.phase = Phase::HandedOver { handover, to, keeps };
             }
-            _ => {}
         }
-        self
+        Ok(self)
     }
 }
 
 /// The record's file in a machine's folder.
 pub(super) fn path(folder: &Path) -> PathBuf {
     folder.join(FILE)
-}
-
-fn parse(text: &[u8]) -> std::io::Result<Record> {
-    #[derive(Deserialize)]
-    struct Versioned {
-        format: u32,
-    }
-    // Read by itself: a later format may lack fields of this one.
-    let Versioned { format } = serde_json::from_slice(text)?;
-    if format != FORMAT {
-        let reason = format!("record format {format} is not {FORMAT}, which this version reads");
-        return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, reason));
-    }
-    Ok(serde_json::from_slice(text)?)
 }

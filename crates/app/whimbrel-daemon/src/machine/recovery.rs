@@ -24,7 +24,8 @@ impl Daemon {
     /// # Errors
     /// If the folders of machines cannot be listed: then no machine is known, and no name is free.
     pub(crate) fn recover_machines(self: &Arc<Self>) -> Result<(), DaemonError> {
-        let FoundMachines { records, unreadable } = folder::load_all(&self.directories)?;
+        let FoundMachines { records, mut unreadable } = folder::load_all(&self.directories)?;
+        let records = self.protections.hold(records, &mut unreadable);
         for (name, reason) in &unreadable {
             tracing::error!(machine = %name, reason, "cannot read the record of a machine; nothing of it is touched");
         }

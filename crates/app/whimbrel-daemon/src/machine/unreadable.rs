@@ -21,6 +21,11 @@ impl UnreadableMachines {
         *lock(&self.0) = machines;
     }
 
+    /// Adds a machine that was read, and of which it cannot be known who may run it.
+    pub(crate) fn add(&self, name: MachineName, reason: String) {
+        lock(&self.0).insert(name, reason);
+    }
+
     /// Refuses the name of such a machine.
     pub(crate) fn check(&self, name: &MachineName) -> Result<(), DaemonError> {
         lock(&self.0).get(name).map_or(Ok(()), |reason| Err(refusal(name, reason)))

@@ -6,7 +6,7 @@
 
 use crate::{
     core::state::Core,
-    core::{directories::Directories, error::DaemonError},
+    core::{directories::Directories, error::DaemonError, json_file},
 };
 use serde::{Deserialize, Serialize};
 use std::{
@@ -52,7 +52,7 @@ fn write(dir: &Path, record: MigrationRecord) -> io::Result<()> {
     fs::create_dir_all(dir)?;
     // Enough digits for the next 300 years, so that names sort by time.
     let path = dir.join(format!("{:013}-{}.json", record.started_ms, record.id));
-    let content = serde_json::to_vec_pretty(&StoredRecord { format: FORMAT, record })?;
+    let content = json_file::encode(&StoredRecord { format: FORMAT, record })?;
     // Atomic, but not synced: while a disk is busy, a sync takes longer than everything else at the end of a
     // migration, and the caller would wait for it.
     let beside = path.with_extension("new");
@@ -74,16 +74,21 @@ fn newest_first(dir: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 fn read(path: &Path) -> Option<MigrationRecord> {
-    let small = fs::metadata(path).is_ok_and(|meta| meta.len() <= FILE_BYTES_MAX);
-    let text = small.then(|| fs::read(path).ok()).flatten()?;
-    match serde_json::from_slice(&text) {
-        Ok(StoredRecord { format: FORMAT, record }) => Some(record),
-        Ok(_) => None,
-        Err(error) => {
-            tracing::debug!(path = %path.display(), %error, "not a record of a migration");
-            None
-        }
+    let read = read_checked(path);
+    read.inspect_err(|error| tracing::debug!(path = %path.display(), %error, "not a record of a migration"))
+        .ok()
+}
+
+fn read_checked(path: &Path) -> io::Result<MigrationRecord> {
+    if fs::metadata(path)?.len() > FILE_BYTES_MAX {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "it is too long"));
     }
+    json_file::read_format::<StoredRecord>(path, FORMAT).map(|stored| stored.record)
+}
+
+/// Why the record of a migration cannot be read, if it cannot.
+pub(crate) fn check(path: &Path) -> io::Result<()> {
+    read_checked(path).map(drop)
 }
 
 #[cfg(test)]

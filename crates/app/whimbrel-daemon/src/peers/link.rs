@@ -78,7 +78,7 @@ pub(crate) fn connect(
     let connection = match route {
         Route::Tls { address, key } => host
             .runtime
-            .block_on(connect_tls(&address, key, &host.identity, &endpoint))
+            .block_on(connect_tls(&address, key, host.identity()?, &endpoint))
             .map_err(|source| tls_error(name, source)),
         Route::Ssh { destination } => host
             .runtime

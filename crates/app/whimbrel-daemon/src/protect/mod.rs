@@ -12,6 +12,7 @@ pub(crate) mod sample;
 pub(crate) mod settings;
 pub(crate) mod standby;
 pub(crate) mod takeover;
+pub(crate) mod unreadable;
 pub(crate) mod witness;
 pub(crate) mod work;
 
@@ -29,6 +30,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     sync::{Arc, Mutex},
 };
+use unreadable::UnreadableRecords;
 use whimbrel_api::{MachineInfo, MachineState, TakeoverInfo};
 use whimbrel_core::{HostName, MachineName, lock};
 use whimbrel_migrate::protocol::HandoverId;
@@ -43,6 +45,7 @@ pub(crate) struct Protections {
     witness_table: WitnessTable,
     groups: Groups,
     record_files: ProtectionRecords,
+    unreadable: UnreadableRecords,
     /// Records in memory, by protection.
     records: Mutex<HashMap<ProtectionId, ProtectionRecord>>,
     handles: Mutex<BTreeMap<MachineName, Arc<ProtectionHandle>>>,
@@ -57,19 +60,31 @@ impl Protections {
     /// Loads the records of earlier daemons.
     pub(crate) fn open(layout: &Directories) -> Result<Self, DaemonError> {
         let notes = ProtectionRecords::open(layout.protections())?;
-        let noted: HashMap<_, _> = notes.all()?.into_iter().map(|note| (note.id, note)).collect();
+        let (found, unreadable) = notes.all()?;
+        let noted: HashMap<_, _> = found.into_iter().map(|note| (note.id, note)).collect();
         let untold = noted.values().filter(|note| matches!(note.side, ProtectionSide::Ended { .. }));
         let to_tell = untold.map(|note| note.id).collect();
         Ok(Self {
             witness_table: WitnessTable::open(layout.leases())?,
             groups: Groups::default(),
             record_files: notes,
+            unreadable: UnreadableRecords(unreadable),
             records: Mutex::new(noted),
             handles: Mutex::default(),
             standbys: Mutex::default(),
             shared_pages: Mutex::default(),
             to_notify: Mutex::new(to_tell),
         })
+    }
+
+    /// Takes those of `records` out whose machines may be elsewhere by a record that cannot be read, and adds
+    /// why to `unreadable`.
+    pub(crate) fn hold(
+        &self,
+        records: Vec<Record>,
+        unreadable: &mut BTreeMap<MachineName, String>,
+    ) -> Vec<Record> {
+        self.unreadable.hold(records, unreadable)
     }
 
     /// Pages that a standby host has of all machines protected there.
@@ -96,13 +111,14 @@ impl Protections {
         lock(&self.standbys).remove(&id);
     }
 
-    /// Outcome of a protection without a hosted standby here.
-    fn outcome(&self, id: ProtectionId) -> StandbyOutcome {
-        match lock(&self.records).get(&id) {
+    /// Outcome of a protection without a hosted standby here; unknown if its record cannot be read.
+    fn outcome(&self, id: ProtectionId) -> Result<StandbyOutcome, DaemonError> {
+        self.unreadable.check(id)?;
+        Ok(match lock(&self.records).get(&id) {
             Some(ProtectionRecord { side: ProtectionSide::TookOver { .. }, .. }) => StandbyOutcome::TakenOver,
             // Without a record no takeover is possible: the epochs in memory are lost.
             _ => StandbyOutcome::Ended,
-        }
+        })
     }
 
     fn put_record(&self, note: ProtectionRecord) -> Result<(), DaemonError> {
@@ -128,8 +144,9 @@ impl Protections {
     }
 
     fn remove_record(&self, id: ProtectionId) {
-        lock(&self.records).remove(&id);
-        self.record_files.remove(id);
+        if let Some(note) = lock(&self.records).remove(&id) {
+            self.record_files.remove(&note);
+        }
     }
 
     /// Whether an earlier daemon ended while it was the standby of this machine and had not taken it over:

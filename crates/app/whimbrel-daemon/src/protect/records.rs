@@ -3,10 +3,14 @@
 //! A primary's record is durable before the standby hears of the protection, and removed only when no standby
 //! can take over by it any more. A machine with such a record must not run until its owner is determined. A
 //! standby's record is durable before it runs a machine that it took over. One JSON file each, in
-//! DATA/protections.
+//! DATA/protections, with the machine and the protection in its name, so that one that cannot be read holds
+//! only its machine.
 
-use crate::core::error::DaemonError;
-use serde::{Deserialize, Serialize};
+use crate::{
+    core::{error::DaemonError, json_file},
+    protect::unreadable::UnreadableRecord,
+};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -15,7 +19,6 @@ use whimbrel_api::ProtectRequest;
 use whimbrel_core::{HostName, MachineName, WitnessAddress};
 use whimbrel_migrate::protocol::HandoverId;
 use whimbrel_protect::protocol::ProtectionId;
-use whimbrel_wire::atomic_file;
 
 const FORMAT: u32 = 1;
 
@@ -91,42 +94,47 @@ impl ProtectionRecords {
         Ok(Self(dir))
     }
 
-    fn path(&self, id: ProtectionId) -> PathBuf {
+    fn path(&self, note: &ProtectionRecord) -> PathBuf {
+        self.0.join(format!("{}.{}.json", note.name, note.id))
+    }
+
+    /// Path of the record by an earlier version, which had no machine in the name of the file.
+    fn earlier_path(&self, id: ProtectionId) -> PathBuf {
         self.0.join(format!("{id}.json"))
     }
 
     /// Writes a record durably.
     pub(crate) fn put(&self, note: &ProtectionRecord) -> Result<(), DaemonError> {
-        write(&self.path(note.id), note)
+        write(&self.path(note), note).inspect(|()| remove(&self.earlier_path(note.id)))
     }
 
     /// Reserves the space of a record, durably: a full disk does not prevent its [`Self::put_prepared`].
     pub(crate) fn prepare(&self, note: &ProtectionRecord) -> Result<(), DaemonError> {
-        write(&prepared_path(&self.path(note.id), PREPARED), note)
+        write(&prepared_path(&self.path(note), PREPARED), note)
     }
 
     /// Writes a record durably; if that fails, the prepared one.
     pub(crate) fn put_prepared(&self, note: &ProtectionRecord) -> Result<(), DaemonError> {
-        write_prepared(&self.path(note.id), PREPARED, note)
+        let written = write_prepared(&self.path(note), PREPARED, note);
+        written.inspect(|()| remove(&self.earlier_path(note.id)))
     }
 
     /// Removes a record. If it reappears, the other hosts are asked once more.
-    pub(crate) fn remove(&self, id: ProtectionId) {
-        remove(&prepared_path(&self.path(id), PREPARED));
-        remove(&self.path(id));
+    pub(crate) fn remove(&self, note: &ProtectionRecord) {
+        remove(&prepared_path(&self.path(note), PREPARED));
+        remove(&self.path(note));
+        remove(&self.earlier_path(note.id));
     }
 
-    /// Reads all records. An unreadable one prevents the daemon from starting: its machine may belong to
-    /// another host.
-    pub(crate) fn all(&self) -> Result<Vec<ProtectionRecord>, DaemonError> {
-        read_all(&self.0, |note: &ProtectionRecord| note.format)
+    /// Reads all records, and says which cannot be read: their machines may belong to other hosts.
+    pub(crate) fn all(&self) -> Result<(Vec<ProtectionRecord>, Vec<UnreadableRecord>), DaemonError> {
+        read_all(&self.0)
     }
 }
 
 /// Writes a JSON file atomically and durably.
 pub(in crate::protect) fn write(path: &Path, content: &impl Serialize) -> Result<(), DaemonError> {
-    let text = serde_json::to_vec_pretty(content).expect("ids, names and numbers");
-    atomic_file::replace(path, &text).map_err(|source| DaemonError::io("write", path, source))
+    json_file::replace(path, content).map_err(|source| DaemonError::io("write", path, source))
 }
 
 /// Ending of a prepared record of a takeover.
@@ -166,27 +174,31 @@ pub(in crate::protect) fn remove(path: &Path) {
     }
 }
 
-/// Reads all JSON files of a directory.
-pub(in crate::protect) fn read_all<T: serde::de::DeserializeOwned>(
+/// Reads all JSON files of a directory, each on its own.
+pub(in crate::protect) fn read_all<T: DeserializeOwned>(
     dir: &Path,
-    format: impl Fn(&T) -> u32,
-) -> Result<Vec<T>, DaemonError> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(dir).map_err(|source| DaemonError::io("read", dir, source))?.flatten() {
-        let path = entry.path();
+) -> Result<(Vec<T>, Vec<UnreadableRecord>), DaemonError> {
+    let failed = |source| DaemonError::io("read", dir, source);
+    let (mut found, mut unreadable) = (Vec::new(), Vec::new());
+    for entry in fs::read_dir(dir).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
         if path.extension().is_none_or(|ending| ending != "json") {
             continue;
         }
-        let bad = |source| DaemonError::io("read", &path, source);
-        let one: T = serde_json::from_slice(&fs::read(&path).map_err(bad)?)
-            .map_err(|error| bad(std::io::Error::from(error)))?;
-        if format(&one) != FORMAT {
-            let reason = format!("format {} is unknown; this version reads {FORMAT}", format(&one));
-            return Err(bad(std::io::Error::new(std::io::ErrorKind::InvalidData, reason)));
+        match json_file::read_format(&path, FORMAT) {
+            Ok(one) => found.push(one),
+            Err(error) => {
+                tracing::error!(path = %path.display(), %error, "cannot read the record of a protection; it stays as it is, and what it is about is held");
+                unreadable.push(UnreadableRecord::new(path, error.to_string()));
+            }
         }
-        found.push(one);
     }
-    Ok(found)
+    Ok((found, unreadable))
+}
+
+/// Why the record of a protection, or of one that this host is the witness of, cannot be read.
+pub(crate) fn check(path: &Path) -> std::io::Result<()> {
+    json_file::read_format::<serde_json::Value>(path, FORMAT).map(drop)
 }
 
 /// A folder with little room, on a file system of its own.
@@ -236,8 +248,8 @@ mod tests {
         full.fill();
         records.put(&took).expect_err("the disk is full");
         records.put_prepared(&took).unwrap();
-        assert_eq!(records.all().unwrap(), [took]);
-        records.remove(id);
-        assert!(records.all().unwrap().is_empty());
+        assert_eq!(records.all().unwrap(), (vec![took.clone()], vec![]));
+        records.remove(&took);
+        assert_eq!(records.all().unwrap(), (vec![], vec![]));
     }
 }

@@ -85,6 +85,10 @@ impl ScheduledActions for Actions {
         self.0.store.list_refs().map_err(refs::store_error("read the refs"))
     }
 
+    fn readable_refs(&self) -> BTreeMap<RefName, CapsuleId> {
+        self.0.store.readable_refs().unwrap_or_default().0
+    }
+
     fn remove(&self, name: &RefName, capsule: CapsuleId) -> Result<(), DaemonError> {
         match self.0.store.delete_ref(name, Expected::Capsule(capsule)) {
             // A user removed it meanwhile.

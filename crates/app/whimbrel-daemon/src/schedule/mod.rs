@@ -11,6 +11,7 @@ mod plan;
 mod record;
 
 pub(crate) use actions::Actions;
+pub(crate) use record::check_file;
 
 use crate::core::{error::DaemonError, event_log::EventLog};
 use record::{ScheduleRecord, path_of, tag, time_in};
@@ -31,7 +32,12 @@ pub(crate) trait ScheduledActions: Send + Sync {
     fn now_ms(&self) -> u64;
     /// Does the work and waits for its end. A checkpoint gets the tag. Returns what was done.
     fn perform(&self, work: &ScheduledWork, tag: &RefName) -> Result<String, DaemonError>;
+    /// All refs; fails if one is damaged.
     fn refs(&self) -> Result<BTreeMap<RefName, CapsuleId>, DaemonError>;
+    /// The refs that can be read, to be shown.
+    fn readable_refs(&self) -> BTreeMap<RefName, CapsuleId> {
+        self.refs().unwrap_or_default()
+    }
     /// Removes a ref if it still names the capsule.
     fn remove(&self, name: &RefName, capsule: CapsuleId) -> Result<(), DaemonError>;
 }
@@ -128,7 +134,7 @@ impl Schedules {
     }
 
     pub(crate) fn list(&self, actions: &dyn ScheduledActions) -> Result<Vec<ScheduleInfo>, DaemonError> {
-        let (refs, now) = (actions.refs()?, actions.now_ms());
+        let (refs, now) = (actions.readable_refs(), actions.now_ms());
         let records: Vec<_> = self.table().values().cloned().collect();
         Ok(records.iter().map(|record| self.info(record, &refs, now)).collect())
     }
@@ -138,7 +144,7 @@ impl Schedules {
         name: &MachineName,
         actions: &dyn ScheduledActions,
     ) -> Result<ScheduleInfo, DaemonError> {
-        Ok(self.info(&self.record(name)?, &actions.refs()?, actions.now_ms()))
+        Ok(self.info(&self.record(name)?, &actions.readable_refs(), actions.now_ms()))
     }
 
     fn info(&self, record: &ScheduleRecord, refs: &BTreeMap<RefName, CapsuleId>, now: u64) -> ScheduleInfo {

@@ -4,7 +4,7 @@
 //! and is shown as failed. A file that cannot be read stays where it is, and its name stays taken.
 
 use crate::{
-    core::{error::DaemonError, refs::SCHEDULE_PREFIX as TAG_PREFIX},
+    core::{error::DaemonError, json_file, refs::SCHEDULE_PREFIX as TAG_PREFIX},
     schedule::plan::Rhythm,
 };
 use serde::{Deserialize, Serialize};
@@ -69,18 +69,13 @@ impl ScheduleRecord {
 
     pub(super) fn save(&self, folder: &Path) -> Result<(), DaemonError> {
         let path = path_of(folder, &self.schedule.name);
-        let text = serde_json::to_vec_pretty(self).expect("a record is always encodable");
-        let saved = atomic_file::replace(&path, &text).and_then(|()| atomic_file::sync_dir(folder));
+        let saved = json_file::replace(&path, self).and_then(|()| atomic_file::sync_dir(folder));
         saved.map_err(|source| DaemonError::io("write", &path, source))
     }
 
     /// Reads a record. A run that was under way has failed.
     pub(super) fn load(path: &Path) -> Result<Self, String> {
-        let text = std::fs::read(path).map_err(|error| error.to_string())?;
-        let mut record: Self = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
-        if record.format != FORMAT {
-            return Err(format!("its format {} is not {FORMAT}, which this version reads", record.format));
-        }
+        let mut record: Self = json_file::read_format(path, FORMAT).map_err(|error| error.to_string())?;
         check(&record.schedule).map_err(|error| error.to_string())?;
         if path.file_stem().and_then(|stem| stem.to_str()) != Some(record.schedule.name.as_str()) {
             return Err(format!("it is the record of {}", record.schedule.name));
@@ -91,6 +86,11 @@ impl ScheduleRecord {
         }
         Ok(record)
     }
+}
+
+/// Why the record of a schedule cannot be read, if it cannot.
+pub(crate) fn check_file(path: &Path) -> Result<(), String> {
+    ScheduleRecord::load(path).map(drop)
 }
 
 pub(super) fn path_of(folder: &Path, name: &MachineName) -> PathBuf {

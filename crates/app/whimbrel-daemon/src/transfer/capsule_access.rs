@@ -121,7 +121,7 @@ impl<'a> CapsuleAccess<'a> {
     fn read(&self, entry: &TrustedPeer) -> Readable {
         let store = self.store;
         let since = Instant::now();
-        let refs = store.list_refs().unwrap_or_default();
+        let (refs, _) = store.readable_refs().unwrap_or_default();
         let pins = format!("{}{}.", refs::READER, entry.name);
         let named = refs.into_iter().filter(|(name, id)| {
             let pinned = || name.as_str().starts_with(&pins) && self.reads_machine_of(id);

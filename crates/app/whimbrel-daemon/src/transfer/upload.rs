@@ -8,7 +8,7 @@
 //! each as a version, from the primary and the standby alike.
 
 use crate::{
-    core::{error::DaemonError, history, notifier::Notifier, refs},
+    core::{error::DaemonError, history, json_file, notifier::Notifier, refs},
     daemon::Daemon,
     transfer::pool::{PoolPath, SkipIf},
 };
@@ -16,9 +16,10 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt,
+    fmt, io,
     ops::ControlFlow,
-    sync::{Arc, Mutex},
+    path::Path,
+    sync::{Arc, Mutex, OnceLock},
     time::Duration,
 };
 use whimbrel_api::{CapsuleRef, MachineInfo, Operation, OperationKind, OperationResult, Uploads};
@@ -27,7 +28,6 @@ use whimbrel_transfer::{
     WireLink, call,
     protocol::{RemotePull, RemotePullRequest},
 };
-use whimbrel_wire::atomic_file;
 
 /// Delay before a failed upload is tried again.
 const RETRY: Duration = Duration::from_secs(5);
@@ -58,6 +58,19 @@ struct UploadRecord {
     kept_ms: u64,
 }
 
+/// Reads the uploaded machines; none if there is no file.
+fn read_uploads(path: &Path) -> io::Result<BTreeMap<MachineName, UploadRecord>> {
+    match json_file::read(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(BTreeMap::new()),
+        read => read,
+    }
+}
+
+/// Why the file of uploaded machines cannot be read, if it cannot.
+pub(crate) fn check(path: &Path) -> io::Result<()> {
+    read_uploads(path).map(drop)
+}
+
 struct Due {
     time_ms: u64,
     capsule: CapsuleId,
@@ -70,6 +83,8 @@ struct Due {
 pub(crate) struct UploadService {
     notifier: Notifier,
     table: Mutex<BTreeMap<MachineName, UploadRecord>>,
+    /// Why the file of the table cannot be read. It is left alone then.
+    unreadable: OnceLock<String>,
     /// Error of the last failed attempt of each machine. Locked last.
     errors: Mutex<BTreeMap<MachineName, String>>,
     /// Machines that have an upload thread.
@@ -116,19 +131,7 @@ impl UploadService {
 impl Daemon {
     /// Loads the uploaded machines and starts the upload thread.
     pub(crate) fn start_uploads(self: &Arc<Self>) {
-        let path = self.directories.uploads();
-        match std::fs::read(&path) {
-            Ok(text) => match serde_json::from_slice(&text) {
-                Ok(table) => *lock(&self.uploads.table) = table,
-                Err(error) => {
-                    tracing::error!(path = %path.display(), %error, "cannot read which capsules to upload")
-                }
-            },
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(error) => {
-                tracing::error!(path = %path.display(), %error, "cannot read which capsules to upload")
-            }
-        }
+        self.load_uploads();
         self.uploads.notify();
         let host = Arc::downgrade(self);
         std::thread::spawn(move || {
@@ -140,6 +143,18 @@ impl Daemon {
                 }
             }
         });
+    }
+
+    /// Loads the uploaded machines. If they cannot be read, none is uploaded and the file stays as it is.
+    pub(crate) fn load_uploads(&self) {
+        let path = self.directories.uploads();
+        match read_uploads(&path) {
+            Ok(table) => *lock(&self.uploads.table) = table,
+            Err(error) => {
+                tracing::error!(path = %path.display(), %error, "cannot read which capsules to upload; the file stays as it is, and nothing is uploaded until it is restored or moved away");
+                self.uploads.unreadable.get_or_init(|| error.to_string());
+            }
+        }
     }
 
     /// Wakes the upload thread for a capsule that is new or complete now.
@@ -199,8 +214,10 @@ impl Daemon {
 
     fn save_uploads(&self, table: &BTreeMap<MachineName, UploadRecord>) -> Result<(), DaemonError> {
         let path = self.directories.uploads();
-        let text = serde_json::to_vec_pretty(table).expect("names and ids are always encodable");
-        atomic_file::replace(&path, &text).map_err(|source| DaemonError::io("write", &path, source))
+        if let Some(reason) = self.uploads.unreadable.get().cloned() {
+            return Err(DaemonError::UnreadableFile { path, reason });
+        }
+        json_file::replace(&path, table).map_err(|source| DaemonError::io("write", &path, source))
     }
 
     /// Starts the uploads of new capsules, one thread for each machine, so that a slow host holds up no

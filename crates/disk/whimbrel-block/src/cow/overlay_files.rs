@@ -114,12 +114,37 @@ pub enum OverlayError {
         /// Directory of the overlay.
         dir: PathBuf,
     },
+    /// The data file has lost its end.
+    #[error("{} has {found} bytes instead of {size}", path.display())]
+    Length {
+        /// Path of the data file.
+        path: PathBuf,
+        /// Bytes that the file has.
+        found: u64,
+        /// Bytes of the disk.
+        size: u64,
+    },
     /// The base ends inside a page.
     #[error("the base has {size} bytes, which are not complete pages")]
     BaseSize {
         /// Bytes of the base.
         size: u64,
     },
+}
+
+impl OverlayError {
+    /// The file or directory that the error is about; none for a base.
+    pub fn path(&self) -> &Path {
+        match self {
+            Self::Io { path, .. } | Self::Header { path, .. } | Self::Length { path, .. } => path,
+            Self::Exists { dir }
+            | Self::InUse { dir }
+            | Self::OtherBase { dir }
+            | Self::KeyNeeded { dir }
+            | Self::WrongKey { dir } => dir,
+            Self::BaseSize { .. } => Path::new(""),
+        }
+    }
 }
 
 /// Open files of an overlay, which are locked as long as one process has the data file open.
@@ -216,12 +241,25 @@ impl OverlayDir {
         key: Option<&OverlayKey>,
     ) -> Result<OpenedOverlay, OverlayError> {
         let data = self.open_data(&mut OpenOptions::new())?;
-        let (durable, header) = open_bitmap(&self.durable())?;
+        let (durable, header) = open_bitmap(&self.durable(), OpenOptions::new().read(true).write(true))?;
         if (header.kind, header.size, header.base) != (BitmapKind::Durable, size, base) {
             return Err(OverlayError::OtherBase { dir: self.dir.clone() });
         }
+        check_length(&data, &self.data(), size)?;
         let keys = keys_of(&header, key, &self.dir)?;
         self.finish(data, durable, header, keys)
+    }
+
+    /// Checks what can be known of the overlay without opening it, and changes nothing: the header of its
+    /// bitmap and the sizes of its files.
+    ///
+    /// # Errors
+    /// Those of opening it, but for its base, its key and its use.
+    pub fn check(&self) -> Result<(), OverlayError> {
+        let (_, header) = open_bitmap(&self.durable(), OpenOptions::new().read(true))?;
+        let path = self.data();
+        let data = io_at("open", &path, File::open(&path))?;
+        check_length(&data, &path, header.size)
     }
 
     /// Removes the overlay, if it exists and is not in use.
@@ -234,7 +272,7 @@ impl OverlayDir {
         }
         let _data = self.open_data(OpenOptions::new().create(true).truncate(false))?;
         if self.durable().exists() {
-            let (_, header) = open_bitmap(&self.durable())?;
+            let (_, header) = open_bitmap(&self.durable(), OpenOptions::new().read(true))?;
             let live = self.live(&header.id);
             if live.exists() {
                 io_at("remove", &live, fs::remove_file(&live))?;
@@ -273,7 +311,7 @@ impl OverlayDir {
         let boot = io_at("read the boot id for", &path, boot_id())?;
         let wanted = Header { kind: BitmapKind::Live { boot }, ..header };
         if path.exists() {
-            let (live, found) = open_bitmap(&path)?;
+            let (live, found) = open_bitmap(&path, OpenOptions::new().read(true).write(true))?;
             if found == wanted {
                 return Ok(OpenedOverlay { files: OverlayFiles { data, durable, live }, keys });
             }
@@ -313,8 +351,8 @@ fn write_new(path: &Path, header: &Header, bits: Option<&File>) -> Result<File, 
 }
 
 /// Opens a bitmap file and decodes its header; checks its length.
-fn open_bitmap(path: &Path) -> Result<(File, Header), OverlayError> {
-    let mut file = io_at("open", path, OpenOptions::new().read(true).write(true).open(path))?;
+fn open_bitmap(path: &Path, options: &OpenOptions) -> Result<(File, Header), OverlayError> {
+    let mut file = io_at("open", path, options.open(path))?;
     let mut bytes = [0; HEADER_SIZE];
     io_at("read", path, file.read_exact(&mut bytes))?;
     let header =
@@ -324,6 +362,15 @@ fn open_bitmap(path: &Path) -> Result<(File, Header), OverlayError> {
         return Err(OverlayError::Header { path: path.to_owned(), source });
     }
     Ok((file, header))
+}
+
+/// Refuses a data file that lost its end: what the guest wrote there would read as an error of the disk.
+fn check_length(data: &File, path: &Path, size: u64) -> Result<(), OverlayError> {
+    let found = io_at("measure", path, data.metadata())?.len();
+    if found >= size {
+        return Ok(());
+    }
+    Err(OverlayError::Length { path: path.to_owned(), found, size })
 }
 
 fn sync_dir(dir: &Path) -> io::Result<()> {

@@ -84,21 +84,21 @@ impl<'a> HandoverRecord<'a> {
 }
 
 impl whimbrel_migrate::HandoverRecord for HandoverRecord<'_> {
-    /// None of the three files means anything without the mark, so they are written concurrently: the syncs
-    /// run together.
+    /// None of the three files means anything without the mark, so the list of handovers is written beside
+    /// the others. The mark is durable before the record: a record that names a handover whose mark cannot be
+    /// read is then that of a machine that may be elsewhere.
     fn begin(&mut self) -> Result<(), BoxError> {
         let (daemon, handover, to) = (self.daemon, self.offer.handover, self.to);
         self.record.inherited = self.inherited.clone();
         self.record.leaving = Some(self.pending());
         let (dir, record) = (daemon.directories.machine(&self.record.name), &*self.record);
-        let (noted, mark, saved) = thread::scope(|scope| {
+        let (noted, mark) = thread::scope(|scope| {
             let noted = scope.spawn(|| daemon.handovers.start(handover, to));
-            let mark = scope.spawn(|| CommitMark::prepare(&dir));
-            let saved = record.save(&daemon.directories);
-            (join_scoped(noted), join_scoped(mark), saved)
+            let mark = CommitMark::prepare(&dir).map_err(|source| DaemonError::io("write to", &dir, source));
+            let mark = mark.and_then(|mark| record.save(&daemon.directories).map(|()| mark));
+            (join_scoped(noted), mark)
         });
-        let mark = mark.map_err(|source| DaemonError::io("write to", &dir, source));
-        self.owner = Owner::Pending(noted.and(saved).and(mark)?);
+        self.owner = Owner::Pending(noted.and(mark)?);
         Ok(())
     }
 

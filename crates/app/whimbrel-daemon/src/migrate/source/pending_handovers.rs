@@ -9,13 +9,14 @@
 //! does no harm; forgetting one would leave a paused machine on the target for ever.
 
 use crate::{
-    core::{directories::Directories, error::DaemonError},
+    core::{directories::Directories, error::DaemonError, json_file},
     daemon::Daemon,
     server::peer_rpc::PeerLink,
 };
 use serde::{Deserialize, Serialize};
 use std::{
-    path::PathBuf,
+    io,
+    path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -29,7 +30,6 @@ use whimbrel_migrate::{
     link::Link,
     protocol::HandoverId,
 };
-use whimbrel_wire::atomic_file;
 
 const FORMAT: u32 = 1;
 /// Delays between attempts to reach targets: the first and the longest.
@@ -38,6 +38,8 @@ const RETRY_DELAYS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs
 /// The pending handovers of a host.
 pub(crate) struct PendingHandovers {
     path: PathBuf,
+    /// Why the file cannot be read. It is left alone then, and nothing is begun.
+    unreadable: Option<String>,
     handovers: Mutex<Vec<PendingHandover>>,
     /// Whether a thread is notifying targets.
     notifying: AtomicBool,
@@ -65,19 +67,21 @@ struct StoredHandover {
 
 impl PendingHandovers {
     /// Loads the handovers of the previous daemon. Targets are notified only by [`Daemon::notify_aborted`].
-    pub(crate) fn load(layout: &Directories) -> Result<Self, DaemonError> {
-        let path = layout.data().join("handovers.json");
-        let kept = match std::fs::read(&path) {
-            Ok(text) => parse(&text).map_err(|source| DaemonError::io("read", &path, source))?,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
-            Err(error) => return Err(DaemonError::io("read", &path, error)),
-        };
+    /// If they cannot be read, no target is told anything, and no machine leaves this host.
+    pub(crate) fn load(layout: &Directories) -> Self {
+        let path = layout.handovers();
+        let read = read(&path);
+        let unreadable = read.as_ref().err().map(ToString::to_string);
+        if let Some(reason) = &unreadable {
+            tracing::error!(path = %path.display(), reason, "cannot read the pending handovers; the file stays as it is, and no machine leaves this host until it is restored or moved away");
+        }
+        let kept = read.unwrap_or_default();
         // The result is the same whether the machine is still here or has left by a later handover. Recovery
         // of its record makes it run on.
         let (state, _) = Source::recovered(SourceRecord::Ours);
         let found = |one: StoredHandover| PendingHandover { handover: one.handover, to: one.to, state };
         let begun = Mutex::new(kept.into_iter().map(found).collect());
-        Ok(Self { path, handovers: begun, notifying: AtomicBool::new(false) })
+        Self { path, unreadable, handovers: begun, notifying: AtomicBool::new(false) }
     }
 
     /// Records durably that a machine is about to be offered.
@@ -123,11 +127,13 @@ impl PendingHandovers {
     }
 
     fn save(&self, begun: &[PendingHandover]) -> Result<(), DaemonError> {
+        if let Some(reason) = self.unreadable.clone() {
+            return Err(DaemonError::UnreadableFile { path: self.path.clone(), reason });
+        }
         let begun =
             begun.iter().map(|one| StoredHandover { handover: one.handover, to: one.to.clone() }).collect();
-        let text =
-            serde_json::to_vec_pretty(&StoredHandovers { format: FORMAT, begun }).expect("ids and names");
-        atomic_file::replace(&self.path, &text).map_err(|source| DaemonError::io("write", &self.path, source))
+        json_file::replace(&self.path, &StoredHandovers { format: FORMAT, begun })
+            .map_err(|source| DaemonError::io("write", &self.path, source))
     }
 
     fn begun(&self) -> MutexGuard<'_, Vec<PendingHandover>> {
@@ -135,13 +141,17 @@ impl PendingHandovers {
     }
 }
 
-fn parse(text: &[u8]) -> std::io::Result<Vec<StoredHandover>> {
-    let kept: StoredHandovers = serde_json::from_slice(text)?;
-    if kept.format != FORMAT {
-        let reason = format!("format {} is unknown; this version reads {FORMAT}", kept.format);
-        return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, reason));
+fn read(path: &Path) -> io::Result<Vec<StoredHandover>> {
+    match json_file::read_format::<StoredHandovers>(path, FORMAT) {
+        Ok(kept) => Ok(kept.begun),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error),
     }
-    Ok(kept.begun)
+}
+
+/// Why the file of pending handovers cannot be read, if it cannot.
+pub(crate) fn check(path: &Path) -> io::Result<()> {
+    read(path).map(drop)
 }
 
 impl Daemon {
@@ -195,7 +205,7 @@ mod tests {
 
     fn handovers(dir: &std::path::Path) -> PendingHandovers {
         let layout = Directories::create(&dir.join("data"), &dir.join("run")).expect("a host's directories");
-        PendingHandovers::load(&layout).expect("handovers")
+        PendingHandovers::load(&layout)
     }
 
     #[test]

@@ -33,6 +33,11 @@ const ANSWER: Duration = Duration::from_millis(300);
 /// Most published ports of a network: each is a rule, and a thread while they are tried.
 const PORTS_MAX: usize = 256;
 
+/// Why the record of a network cannot be read, if it cannot.
+pub(crate) fn check_file(path: &std::path::Path) -> Result<(), String> {
+    NetworkRecord::load(path).map(drop)
+}
+
 /// The managed networks of this host.
 pub(crate) struct ManagedNetworks {
     /// Folder of records, and folder of the DHCP servers' files.

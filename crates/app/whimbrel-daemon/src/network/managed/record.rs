@@ -1,6 +1,6 @@
 //! The record of a managed network: what its owner asked for, and the addresses that machines have in it.
 
-use crate::core::error::DaemonError;
+use crate::core::{error::DaemonError, json_file};
 use ipnet::{Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -14,7 +14,6 @@ use whimbrel_net::{
     Mac,
     managed::{ManagedNetwork, PortForward, Protocol, StaticLease, addresses, is_network_name},
 };
-use whimbrel_wire::atomic_file;
 
 /// Version of the record.
 const FORMAT: u32 = 1;
@@ -74,19 +73,17 @@ impl NetworkRecord {
     }
 
     pub(crate) fn load(path: &Path) -> Result<Self, String> {
-        let text = std::fs::read(path).map_err(|error| error.to_string())?;
-        let record: Self = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
+        let record: Self = json_file::read_format(path, FORMAT).map_err(|error| error.to_string())?;
         let named = path.file_stem().is_some_and(|stem| stem == record.name.as_str());
-        match record.format == FORMAT && is_network_name(&record.name) && named {
+        match is_network_name(&record.name) && named {
             true => Ok(record),
-            false => Err(format!("its format is {}, or its name is not that of the file", record.format)),
+            false => Err(format!("it is the record of {:?}", record.name)),
         }
     }
 
     pub(crate) fn save(&self, dir: &Path) -> Result<(), DaemonError> {
         let path = path_of(dir, &self.name);
-        let text = serde_json::to_vec_pretty(self).expect("names, addresses and numbers");
-        atomic_file::replace(&path, &text).map_err(|source| DaemonError::io("write", &path, source))
+        json_file::replace(&path, self).map_err(|source| DaemonError::io("write", &path, source))
     }
 
     /// Gives each port of `machines` in this network an address, and takes those of machines that are gone.

@@ -7,12 +7,11 @@
 //!
 //! A record that cannot be read is left alone and reported: it costs one tunnel, not the daemon's start.
 
-use crate::core::error::DaemonError;
+use crate::core::{error::DaemonError, json_file};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{fs, io, path::PathBuf};
 use whimbrel_core::{HostName, MachineConfig, MachineName};
 use whimbrel_migrate::protocol::TunnelId;
-use whimbrel_wire::atomic_file;
 
 /// Longest record in bytes: a configuration and some names.
 const RECORD_MAX: u64 = 1 << 20;
@@ -76,9 +75,7 @@ impl TunnelRecords {
     }
 
     fn put(&self, path: PathBuf, note: &impl Serialize) -> Result<(), DaemonError> {
-        let io = |source| DaemonError::io("write", &path, source);
-        let text = serde_json::to_vec_pretty(note).map_err(|error| io(error.into()))?;
-        atomic_file::replace(&path, &text).map_err(io)
+        json_file::replace(&path, note).map_err(|source| DaemonError::io("write", &path, source))
     }
 
     fn all<T: DeserializeOwned>(&self, prefix: &str) -> Vec<T> {
@@ -98,11 +95,17 @@ impl TunnelRecords {
     }
 }
 
+/// Why the record of a tunnel cannot be read, if it cannot.
+pub(crate) fn check(path: &std::path::Path) -> io::Result<()> {
+    let is_home = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("home-"));
+    if is_home { read::<HomeRecord>(path).map(drop) } else { read::<CloseRecord>(path).map(drop) }
+}
+
 fn read<T: DeserializeOwned>(path: &std::path::Path) -> io::Result<T> {
     if fs::metadata(path)?.len() > RECORD_MAX {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the record is too long"));
     }
-    Ok(serde_json::from_slice(&fs::read(path)?)?)
+    json_file::read(path)
 }
 
 fn remove(path: &std::path::Path) {

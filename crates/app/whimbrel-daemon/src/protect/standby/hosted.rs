@@ -123,8 +123,8 @@ impl Daemon {
                 let standing = self.standby_of(asker, inputs.id).ok_or_else(|| unknown(inputs.id))?;
                 Ok(encoded(&standing.store_inputs(&inputs, &payload).map_err(standby_error)?))
             }
-            protocol::HEARTBEAT => Ok(encoded(&self.answer_heartbeat(asker, parse(header)?))),
-            protocol::END => Ok(encoded(&self.end_standby(asker, &parse(header)?))),
+            protocol::HEARTBEAT => Ok(encoded(&self.answer_heartbeat(asker, parse(header)?)?)),
+            protocol::END => Ok(encoded(&self.end_standby(asker, &parse(header)?)?)),
             protocol::YIELD => Ok(encoded(&self.answer_yield(asker, parse(header)?)?)),
             kind => Err(DaemonError::invalid(format!("message kind {kind:#06x} is not one of a protection"))),
         }
@@ -275,27 +275,27 @@ impl Daemon {
         work(receiver, &standing).map_err(standby_error)
     }
 
-    fn answer_heartbeat(&self, asker: &HostName, id: ProtectionId) -> HeartbeatReply {
-        match self.standby_of(asker, id) {
+    fn answer_heartbeat(&self, asker: &HostName, id: ProtectionId) -> Result<HeartbeatReply, DaemonError> {
+        Ok(match self.standby_of(asker, id) {
             Some(standing) => lock(&standing.lease).heartbeat(BootTime::now()),
-            None => HeartbeatReply::NoPromise(self.protections.outcome(id)),
-        }
+            None => HeartbeatReply::NoPromise(self.protections.outcome(id)?),
+        })
     }
 
-    fn end_standby(&self, asker: &HostName, end: &EndProtection) -> StandbyOutcome {
+    fn end_standby(&self, asker: &HostName, end: &EndProtection) -> Result<StandbyOutcome, DaemonError> {
         let Some(standing) = self.standby_of(asker, end.id) else {
             return self.protections.outcome(end.id);
         };
         let action = lock(&standing.lease).end(end.keep);
         // Neither of the two that end a protection can fail.
         drop(standing.execute(action, TakeoverCause::Yielded));
-        standing.outcome()
+        Ok(standing.outcome())
     }
 
     /// Handles a yield: the primary does not run the machine unless it takes it back. Answers when the
     /// machine runs here, or when it could not be loaded.
     fn answer_yield(&self, asker: &HostName, id: ProtectionId) -> Result<StandbyOutcome, DaemonError> {
-        let Some(standing) = self.standby_of(asker, id) else { return Ok(self.protections.outcome(id)) };
+        let Some(standing) = self.standby_of(asker, id) else { return self.protections.outcome(id) };
         let action = {
             let mut rules = lock(&standing.lease);
             rules.handle_yield(standing.is_current())

@@ -63,6 +63,8 @@ impl Daemon {
             Ok(settings) => settings,
             Err(error) => {
                 tracing::error!(machine = %record.name, error = &error as &dyn std::error::Error, "the record of a protection is invalid");
+                let reason = format!("the record of its protection is invalid: {error}");
+                self.machines.unreadable.add(record.name.clone(), reason);
                 return true;
             }
         };

@@ -5,7 +5,7 @@
 //! not durable; a restarted witness waits for a whole term first.
 
 use crate::core::error::DaemonError;
-use crate::protect::records;
+use crate::protect::{records, unreadable::UnreadableRecords};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::{HashMap, HashSet},
@@ -35,6 +35,8 @@ type Table = HashMap<ProtectionId, Arc<Mutex<Entry>>>;
 /// All protections registered here. No lock of an entry is waited for with the table locked.
 pub(crate) struct WitnessTable {
     dir: PathBuf,
+    /// Protections of which it is not known how they were decided: nobody is answered about them.
+    unreadable: UnreadableRecords,
     table: Mutex<Table>,
     /// Protections decided for the standby since this daemon started, also deleted ones.
     taken: Mutex<HashSet<ProtectionId>>,
@@ -78,9 +80,10 @@ impl WitnessTable {
     /// Loads the protections of the previous daemon.
     pub(crate) fn open(dir: PathBuf) -> Result<Self, DaemonError> {
         std::fs::create_dir_all(&dir).map_err(|source| DaemonError::io("create", &dir, source))?;
-        let kept: Vec<StoredLease> = records::read_all(&dir, |kept: &StoredLease| kept.format)?;
+        let (kept, unreadable) = records::read_all::<StoredLease>(&dir)?;
         let table = kept.into_iter().map(|kept| (kept.id, Arc::new(Mutex::new(Entry::new(kept))))).collect();
-        Ok(Self { dir, table: Mutex::new(table), taken: Mutex::default() })
+        let unreadable = UnreadableRecords(unreadable);
+        Ok(Self { dir, unreadable, table: Mutex::new(table), taken: Mutex::default() })
     }
 
     fn path(&self, id: ProtectionId) -> PathBuf {
@@ -94,6 +97,7 @@ impl WitnessTable {
         asker: &HostName,
         asked: &WitnessRequest,
     ) -> Result<WitnessReply, DaemonError> {
+        self.unreadable.check(asked.id)?;
         let Some(entry) = self.entry(asked.id) else {
             return match &asked.question {
                 WitnessQuery::Register { standby, term_ms } => {
@@ -187,6 +191,7 @@ impl WitnessTable {
         id: ProtectionId,
         (standby, term_ms): (&HostName, u32),
     ) -> Result<WitnessReply, DaemonError> {
+        self.unreadable.check(id)?;
         let (primary, standby) = (asker.clone(), standby.clone());
         let stored = StoredLease { format: FORMAT, id, primary, standby, term_ms, stand: WitnessState::Open };
         let entry = Arc::new(Mutex::new(Entry::new(stored.clone())));

@@ -39,15 +39,19 @@ pub(crate) struct Entry<'a> {
 
 pub(crate) struct AuditLog {
     path: PathBuf,
-    open: Mutex<(File, u64)>,
+    /// The file and its length, once it could be opened.
+    open: Mutex<Option<(File, u64)>>,
 }
 
 impl AuditLog {
-    pub(crate) fn open(dir: &Path) -> io::Result<Self> {
-        private_dir::create(dir).map_err(io::Error::other)?;
+    /// Opens the log. One that cannot be opened is tried again at each entry.
+    pub(crate) fn open(dir: &Path) -> Self {
         let path = dir.join("audit.jsonl");
-        let open = open(&path)?;
-        Ok(Self { path, open: Mutex::new(open) })
+        let opened = private_dir::create(dir).map_err(io::Error::other).and_then(|()| open(&path));
+        if let Err(error) = &opened {
+            tracing::error!(path = %path.display(), %error, "cannot open the audit log");
+        }
+        Self { path, open: Mutex::new(opened.ok()) }
     }
 
     pub(crate) fn note(&self, entry: &Entry<'_>) {
@@ -59,13 +63,18 @@ impl AuditLog {
     }
 
     fn append(&self, line: &[u8]) -> io::Result<()> {
-        let mut file = lock(&self.open);
-        if file.1 > 0 && file.1 + line.len() as u64 > FILE_MAX {
+        let mut opened = lock(&self.open);
+        let is_full = |length: u64| length > 0 && length + line.len() as u64 > FILE_MAX;
+        if opened.as_ref().is_some_and(|(_, length)| is_full(*length)) {
             self.rotate()?;
-            *file = open(&self.path)?;
+            *opened = None;
         }
-        file.0.write_all(line)?;
-        file.1 += line.len() as u64;
+        let (file, length) = match &mut *opened {
+            Some(opened) => opened,
+            none => none.insert(open(&self.path)?),
+        };
+        file.write_all(line)?;
+        *length += line.len() as u64;
         Ok(())
     }
 
@@ -98,7 +107,7 @@ mod tests {
     fn the_log_has_every_request_and_a_bounded_size() {
         let dir = tempfile::tempdir().unwrap();
         let place = dir.path().join("audit");
-        let log = AuditLog::open(&place).unwrap();
+        let log = AuditLog::open(&place);
         let path = "/v1/".to_owned() + &"x\n".repeat(40_000);
         for number in 0..200 {
             log.note(&Entry {

@@ -85,7 +85,7 @@ impl Asker {
     fn refs(&self, host: &Daemon) -> HashMap<CapsuleId, Vec<RefName>> {
         let mut of = HashMap::<_, Vec<_>>::new();
         if !self.identity.scope.is_all() {
-            for (name, id) in host.store.list_refs().unwrap_or_default() {
+            for (name, id) in host.store.readable_refs().unwrap_or_default().0 {
                 of.entry(id).or_default().push(name);
             }
         }

@@ -68,11 +68,9 @@ impl Access {
         groups: Vec<(String, Role)>,
     ) -> Result<Arc<Self>, DaemonError> {
         groups::check(&groups)?;
-        let audit = directories.audit();
-        let io = |source| DaemonError::io("open", &audit, source);
         Ok(Arc::new(Self {
             tokens: Tokens::load(directories.api_tokens()),
-            audit: AuditLog::open(&audit).map_err(io)?,
+            audit: AuditLog::open(&directories.audit()),
             calls: CallDurations::default(),
             groups,
             logins: Mutex::default(),

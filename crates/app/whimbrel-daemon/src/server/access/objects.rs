@@ -262,7 +262,7 @@ impl Asker {
     /// The refs of a capsule, and the machine that it was taken from.
     fn found(&self, host: &Daemon, capsule: &CapsuleRef) -> Option<(Vec<RefName>, Option<MachineName>)> {
         let id = refs::resolve(&host.store, capsule).ok()?;
-        let names = host.store.list_refs().ok()?;
+        let (names, _) = host.store.readable_refs().ok()?;
         let refs = names.into_iter().filter(|(_, named)| *named == id).map(|(name, _)| name).collect();
         let manifest = host.store.manifest(&id).ok();
         Some((refs, manifest.and_then(|manifest| refs::machine_of(&manifest).ok())))

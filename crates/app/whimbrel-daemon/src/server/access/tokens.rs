@@ -4,19 +4,23 @@
 //! would make guessing harder. A damaged file lets no token in, and is never overwritten.
 
 use crate::{
-    core::{error::DaemonError, rights},
+    core::{error::DaemonError, json_file, rights},
     server::access::may::{ApiUser, Scope},
 };
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use serde::{Deserialize, Serialize};
-use std::{fs, io, path::PathBuf, sync::RwLock};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::RwLock,
+};
 use tokio::sync::watch;
 use whimbrel_api::{NewToken, TokenInfo, TokenRequest};
 use whimbrel_core::{Digest, RefName};
-use whimbrel_wire::atomic_file;
 
 /// What every token begins with, so that programs that look for leaked secrets recognise it.
 const PREFIX: &str = "whimbrel_";
+const FORMAT: u32 = 1;
 /// Most tokens of a host.
 const TOKENS_MAX: usize = 1000;
 /// Longest token that is hashed.
@@ -29,6 +33,13 @@ struct Entry {
     info: TokenInfo,
 }
 
+/// Content of the file.
+#[derive(Serialize, Deserialize)]
+struct TokenFile {
+    format: u32,
+    tokens: Vec<Entry>,
+}
+
 pub(crate) struct Tokens {
     path: PathBuf,
     /// The tokens, or why they cannot be read.
@@ -38,11 +49,7 @@ pub(crate) struct Tokens {
 
 impl Tokens {
     pub(crate) fn load(path: PathBuf) -> Self {
-        let table = match fs::read(&path) {
-            Ok(text) => serde_json::from_slice(&text).map_err(|error| error.to_string()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-            Err(error) => Err(error.to_string()),
-        };
+        let table = read(&path).map_err(|error| error.to_string());
         if let Err(error) = &table {
             tracing::error!(path = %path.display(), error, "no token is accepted: the file cannot be read");
         }
@@ -137,19 +144,35 @@ impl Tokens {
         let mut table = self.table.write().expect("no panic while held");
         let mut entries = table.as_ref().map_err(|reason| self.unreadable(reason))?.clone();
         change(&mut entries)?;
-        let text = serde_json::to_vec_pretty(&entries).expect("tokens are always encodable");
-        let written = atomic_file::replace(&self.path, &text);
+        let file = TokenFile { format: FORMAT, tokens: entries };
+        let written = json_file::replace(&self.path, &file);
         written.map_err(|source| DaemonError::io("write", &self.path, source))?;
-        *table = Ok(entries);
+        *table = Ok(file.tokens);
         drop(table);
         self.changed.send_replace(());
         Ok(())
     }
 
     fn unreadable(&self, reason: &str) -> DaemonError {
-        let source = io::Error::new(io::ErrorKind::InvalidData, reason.to_owned());
-        DaemonError::io("read", &self.path, source)
+        DaemonError::UnreadableFile { path: self.path.clone(), reason: reason.to_owned() }
     }
+}
+
+/// Reads the tokens; none if there is no file. Earlier versions wrote the list by itself.
+fn read(path: &Path) -> io::Result<Vec<Entry>> {
+    let text = match fs::read(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        text => text?,
+    };
+    match text.first() {
+        Some(b'[') => Ok(serde_json::from_slice(&text)?),
+        _ => Ok(json_file::decode_format::<TokenFile>(&text, FORMAT)?.tokens),
+    }
+}
+
+/// Why the file of tokens cannot be read, if it cannot.
+pub(crate) fn check(path: &Path) -> io::Result<()> {
+    read(path).map(drop)
 }
 
 fn is_valid(info: &TokenInfo) -> bool {

@@ -33,7 +33,7 @@ impl StoreSample {
         {
             return counts;
         }
-        let refs = core.store.list_refs().map_or(0, |refs| refs.len() as u64);
+        let refs = core.store.readable_refs().map_or(0, |(refs, _)| refs.len() as u64);
         let counts = StoreCounts { bytes: core.stored_bytes(), refs };
         *known = Some((counts, Instant::now() + FRESH.max(begun.elapsed() * SHARE)));
         counts

@@ -71,7 +71,14 @@ pub(crate) fn serve(host: Arc<Daemon>, listener: TcpListener) {
     let trust = host.trust.clone();
     let runtime = host.runtime.clone();
     runtime.spawn(async move {
-        if let Err(error) = serve_tls(listener, &host.identity, trust, endpoint).await {
+        let identity = match host.identity() {
+            Ok(identity) => identity,
+            Err(error) => {
+                let error = &error as &dyn std::error::Error;
+                return tracing::error!(error, "other hosts are not served");
+            }
+        };
+        if let Err(error) = serve_tls(listener, identity, trust, endpoint).await {
             tracing::error!(error = &error as &dyn std::error::Error, "other hosts are no longer served");
         }
     });

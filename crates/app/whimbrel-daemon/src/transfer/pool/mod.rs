@@ -12,7 +12,7 @@
 mod capsule_file;
 mod capsule_reader;
 mod capsule_writer;
-mod partial_records;
+pub(crate) mod partial_records;
 pub(crate) mod pins;
 mod pool_path;
 mod previous_version;

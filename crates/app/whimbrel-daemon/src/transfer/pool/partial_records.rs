@@ -6,16 +6,16 @@
 //! removed.
 
 use super::{capsule_reader::PooledCapsule, pool_path::PoolPath};
-use crate::core::error::DaemonError;
+use crate::core::{error::DaemonError, json_file};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeMap,
-    path::PathBuf,
+    io,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 use whimbrel_core::{CapsuleId, lock};
-use whimbrel_wire::atomic_file;
 
 /// How long a new record is needed although nothing leads to its capsule yet: a machine may be about to use
 /// it.
@@ -62,6 +62,18 @@ impl OpenPartial {
     }
 }
 
+fn read(path: &Path) -> io::Result<PartialRecord> {
+    if std::fs::metadata(path)?.len() > RECORD_BYTES_MAX {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "it is too long"));
+    }
+    json_file::read(path)
+}
+
+/// Why the record of a partial capsule cannot be read, if it cannot.
+pub(crate) fn check(path: &Path) -> io::Result<()> {
+    read(path).map(drop)
+}
+
 pub(super) struct PartialRecords {
     dir: PathBuf,
     table: Mutex<BTreeMap<CapsuleId, Arc<OpenPartial>>>,
@@ -76,15 +88,13 @@ impl PartialRecords {
             let Some(capsule) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
                 continue;
             };
-            let small = entry.metadata().is_ok_and(|found| found.len() <= RECORD_BYTES_MAX);
-            let bytes = if small { std::fs::read(&path).ok() } else { None };
-            match bytes.and_then(|bytes| serde_json::from_slice::<PartialRecord>(&bytes).ok()) {
-                Some(note) => drop(table.insert(
+            match read(&path) {
+                Ok(note) => drop(table.insert(
                     capsule,
                     Arc::new(OpenPartial { record: note, open: Mutex::default(), created: None }),
                 )),
-                None => {
-                    tracing::warn!(path = %path.display(), "cannot read the record of a partial capsule")
+                Err(error) => {
+                    tracing::warn!(path = %path.display(), %error, "cannot read the record of a partial capsule")
                 }
             }
         }
@@ -108,8 +118,7 @@ impl PartialRecords {
         let path = self.dir.join(capsule.to_string());
         let failed = |source| DaemonError::io("write", &path, source);
         std::fs::create_dir_all(&self.dir).map_err(failed)?;
-        let text = serde_json::to_vec(&noted.record).map_err(|error| failed(error.into()))?;
-        atomic_file::replace(&path, &text).map_err(failed)?;
+        json_file::replace(&path, &noted.record).map_err(failed)?;
         lock(&self.table).insert(capsule, noted);
         Ok(())
     }
