@@ -206,11 +206,22 @@ export async function protect(machine: MachineInfo): Promise<void> {
         optional: true,
         hint: "A third host, or etcd://HOST:PORT. Without one a person decides about a takeover.",
       },
+      {
+        name: "spares",
+        label: "Spare standbys",
+        optional: true,
+        hint: "Hosts that take the place of a lost standby, in this order, separated by commas.",
+      },
     ],
     button: "Protect",
   });
   if (!given) return;
-  const body = { host: given.host, ...(given.witness ? { witness: given.witness } : {}) };
+  const spares = (given.spares ?? "").split(/[\s,]+/).filter((host) => host);
+  const body = {
+    host: given.host,
+    ...(given.witness ? { witness: given.witness } : {}),
+    ...(spares.length > 0 ? { spares } : {}),
+  };
   await act(`Protect ${machine.name}`, "POST /v1/machines/{name}/protect", [machine.name], body);
 }
 

@@ -1,5 +1,5 @@
 // Calls of the HTTP API with the token of this tab, and which of them its holder may make.
-import type { ApiError, Call, CallerInfo, Operation } from "./schema";
+import type { ApiError, Call, CallerInfo, HostEvent, Operation } from "./schema";
 
 /** The token is kept for this tab only, and never in an address: those end up in histories and logs. */
 const KEY = "whimbrel-token";
@@ -52,13 +52,14 @@ async function send(
   parameters: string[],
   body?: object,
   signal?: AbortSignal,
+  query = "",
 ): Promise<Response> {
   const [method, url] = path(call, parameters);
   const headers: Record<string, string> = { authorization: `Bearer ${token() ?? ""}` };
   if (body) headers["content-type"] = "application/json";
   let answer: Response;
   try {
-    answer = await fetch(url, {
+    answer = await fetch(url + query, {
       method,
       headers,
       body: body ? JSON.stringify(body) : null,
@@ -99,6 +100,26 @@ export async function consoleLog(name: string): Promise<string> {
  */
 export async function* watch(id: number, signal: AbortSignal): AsyncGenerator<Operation> {
   const answer = await send("GET /v1/operations/{id}/events", [String(id)], undefined, signal);
+  for await (const lines of linesOf(answer))
+    for (const line of lines) if (line) yield JSON.parse(line) as Operation;
+}
+
+/**
+ * Events of the host after the one with this number, then those to come: those that arrived together, first
+ * of all none, once the host has answered.
+ */
+export async function* events(since: number | undefined, signal: AbortSignal): AsyncGenerator<HostEvent[]> {
+  const query = since === undefined ? "" : `?since=${since}`;
+  const answer = await send("GET /v1/events", [], undefined, signal, query);
+  yield [];
+  for await (const lines of linesOf(answer)) {
+    const news = lines.filter((line) => line.startsWith("data: "));
+    yield news.map((line) => JSON.parse(line.slice("data: ".length)) as HostEvent);
+  }
+}
+
+/** Whole lines of an answer, as they come. */
+async function* linesOf(answer: Response): AsyncGenerator<string[]> {
   const reader = answer.body!.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
   for (;;) {
@@ -106,7 +127,7 @@ export async function* watch(id: number, signal: AbortSignal): AsyncGenerator<Op
     if (done) return;
     const lines = (text + value).split("\n");
     text = lines.pop() ?? "";
-    for (const line of lines) if (line) yield JSON.parse(line) as Operation;
+    yield lines;
   }
 }
 

@@ -3,6 +3,7 @@ import { render } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { currentCaller, Failure, login, logout, token, whenRefused } from "./api";
 import { Dialogs } from "./dialog";
+import { listen } from "./live";
 import { Capsule, Capsules } from "./pages/capsules";
 import { Host } from "./pages/host";
 import { Machine } from "./pages/machine";
@@ -10,6 +11,7 @@ import { Machines } from "./pages/machines";
 import { Migration, Migrations } from "./pages/migrations";
 import { Networks } from "./pages/networks";
 import { CancelButton, OperationPage, Operations, Progress, stageText } from "./pages/operations";
+import { Schedule, Schedules } from "./pages/schedules";
 import type { CallerInfo, HostInfo } from "./schema";
 import { close, messages, usePoll, watched } from "./state";
 import "./style.css";
@@ -19,6 +21,7 @@ const PLACES = [
   ["capsules", "Capsules"],
   ["operations", "Operations"],
   ["migrations", "Migrations"],
+  ["schedules", "Schedules"],
   ["networks", "Networks"],
   ["host", "Host"],
 ] as const;
@@ -54,6 +57,8 @@ function Shown({ place: [page = "", id, tab] }: { place: string[] }) {
       return id ? <OperationPage key={id} id={id} /> : <Operations />;
     case "migrations":
       return id ? <Migration key={id} id={id} /> : <Migrations />;
+    case "schedules":
+      return id ? <Schedule key={id} name={id} /> : <Schedules />;
     case "networks":
       return <Networks />;
     case "host":
@@ -67,6 +72,7 @@ function Shell({ caller, leave }: { caller: CallerInfo; leave: () => void }) {
   const place = usePlace();
   const host = usePoll<HostInfo>("GET /v1/host", [], 30_000);
   const here = place[0] || "machines";
+  useEffect(listen, [caller]);
   return (
     <>
       <a

@@ -1,7 +1,7 @@
 // Questions before something is done: what will happen, what it needs to know, and two buttons.
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { Store } from "./state";
+import { Store } from "./store";
 
 export interface Field {
   name: string;

@@ -1,7 +1,7 @@
 // Parts that pages are made of: heads, facts, states, tables that stay quick with thousands of rows.
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import type { MachineState } from "./schema";
+import type { MachineInfo, MachineState } from "./schema";
 import type { Polled } from "./state";
 
 export function Head({
@@ -102,6 +102,10 @@ const TONES: Partial<Record<MachineState["kind"], string>> = {
 export function StateBadge({ state }: { state: MachineState }) {
   return <Badge tone={TONES[state.kind] ?? "quiet"} text={stateText(state)} />;
 }
+
+/** Whether figures of a machine change without an event. */
+export const moves = (machine: MachineInfo): boolean =>
+  !!machine.protection || machine.state.kind === "loading" || machine.state.kind === "serving_pages";
 
 export const stateText = (state: MachineState): string => state.kind.replaceAll("_", " ");
 

@@ -2,31 +2,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { call, Failure, watch } from "./api";
 import type { Call, Operation } from "./schema";
-
-/** A value that views show, and that tells them when it changes. */
-export class Store<T> {
-  private readonly told = new Set<(value: T) => void>();
-  constructor(private value: T) {}
-  get(): T {
-    return this.value;
-  }
-  set(value: T): void {
-    this.value = value;
-    this.told.forEach((tell) => tell(value));
-  }
-  listen(tell: (value: T) => void): () => void {
-    this.told.add(tell);
-    return () => void this.told.delete(tell);
-  }
-  use(): T {
-    const [value, show] = useState(this.value);
-    useEffect(() => {
-      show(this.value);
-      return this.listen(show);
-    }, []);
-    return value;
-  }
-}
+import { Store } from "./store";
 
 /** An operation that this page started. */
 export interface Watched {
@@ -48,7 +24,21 @@ export const messages = new Store<Message[]>([]);
 const changes = new Store(0);
 let nextMessage = 1;
 
-export const changed = (): void => changes.set(changes.get() + 1);
+/** Whether the events of the host come in, so that nothing has to be asked for just in case. */
+export const following = new Store(false);
+/** Time in which several changes count as one. */
+const TOGETHER = 50;
+/** Interval of questions while events come in, for what has no event. */
+const RARELY = 30_000;
+let telling = 0;
+
+/** Lets all lists be asked for at once. */
+export function changed(): void {
+  telling ||= window.setTimeout(() => {
+    telling = 0;
+    changes.set(changes.get() + 1);
+  }, TOGETHER);
+}
 
 export function say(kind: Message["kind"], text: string, hint?: string | null): void {
   const id = nextMessage++;
@@ -110,12 +100,20 @@ export interface Polled<T> {
   failure: Failure | undefined;
 }
 
-/** Asks for the same thing while the page is seen, and at once when something was changed here. */
-export function usePoll<T>(name: Call, parameters: string[] = [], every = 2000): Polled<T> {
+/**
+ * Asks for the same thing while the page is seen: when something has happened on the host or was changed
+ * here, and at intervals while the answer `moves`, which no event tells, or while no events come in.
+ */
+export function usePoll<T>(
+  name: Call,
+  parameters: string[] = [],
+  every = 2000,
+  moves: (data: T) => boolean = () => false,
+): Polled<T> {
   const [polled, show] = useState<Polled<T>>({ data: undefined, failure: undefined });
   const key = parameters.join("/");
   useEffect(() => {
-    let [live, timer, turn] = [true, 0, 0];
+    let [live, timer, turn, moving] = [true, 0, 0, false];
     const ask = async () => {
       clearTimeout(timer);
       // Only the newest question goes on asking, or each change would add one that does.
@@ -123,13 +121,15 @@ export function usePoll<T>(name: Call, parameters: string[] = [], every = 2000):
       if (!document.hidden) {
         try {
           const data = await call<T>(name, parameters);
+          moving = moves(data);
           if (live && mine === turn) show({ data, failure: undefined });
         } catch (error) {
           if (live && mine === turn && error instanceof Failure)
             show((old) => ({ data: old.data, failure: error }));
         }
       }
-      if (live && mine === turn) timer = window.setTimeout(ask, every);
+      const wait = following.get() && !moving ? Math.max(every, RARELY) : every;
+      if (live && mine === turn) timer = window.setTimeout(ask, wait);
     };
     show({ data: undefined, failure: undefined });
     void ask();

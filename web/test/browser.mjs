@@ -41,8 +41,14 @@ export async function run(work) {
   await browser?.close();
 }
 
+/** Runs in the page, before its own scripts: timers of a second or more never come. */
+function withoutTimers() {
+  const { setTimeout } = globalThis;
+  globalThis.setTimeout = (work, ms, ...rest) => (ms >= 1000 ? 0 : setTimeout(work, ms, ...rest));
+}
+
 /** A page that is logged in. */
-export async function enter(browser, token, options = {}) {
+export async function enter(browser, token, { timers = true, ...options } = {}) {
   const context = await browser.newContext({
     viewport: { width: 1280, height: 800 },
     locale: "en-GB",
@@ -50,6 +56,7 @@ export async function enter(browser, token, options = {}) {
   });
   const page = await context.newPage();
   page.setDefaultTimeout(PATIENCE);
+  if (!timers) await page.addInitScript(withoutTimers);
   // Also what the page's policy forbids is told here.
   page.on(
     "console",

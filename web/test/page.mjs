@@ -22,6 +22,8 @@ const PAGES = [
   "capsules",
   "operations",
   "migrations",
+  "schedules",
+  "schedules/nightly",
   "networks",
   "host",
 ];
@@ -87,6 +89,44 @@ async function savesIt(page) {
   await page.getByRole("table", { name: "Changes" }).waitFor();
   await inspect(page, "a capsule");
   await picture(page, "capsule");
+}
+
+async function schedulesWork(page) {
+  await go(page, "schedules");
+  await page.getByRole("button", { name: "Create a schedule" }).click();
+  await answer(page, "Create", { Name: "nightly", Machine: "web", "Capsules to retain": "1" });
+  await page.getByRole("link", { name: "nightly", exact: true }).click();
+  await page.getByText("It has not run yet.").waitFor();
+  for (const runs of [1, 2]) {
+    await page.getByRole("button", { name: "Run now" }).click();
+    const rows = page.getByRole("table", { name: "Runs" }).locator("tbody tr");
+    await rows.nth(runs - 1).waitFor();
+  }
+  // The rule retains one, so the second run has removed the capsule of the first.
+  const capsules = page.getByRole("table", { name: "Capsules" }).locator("tbody tr");
+  check((await capsules.count()) === 1, `${await capsules.count()} capsules stay`);
+  await page.getByRole("button", { name: "What would be removed?" }).click();
+  await page.getByText("nightly would remove 0 capsules").waitFor();
+  await inspect(page, "a schedule");
+  await picture(page, "schedule");
+}
+
+/** In a page whose timers never come, only the stream of events tells what somebody else has done. */
+async function hearsWhatHappens(browser) {
+  const page = await enter(browser, settings.operator, { timers: false });
+  await go(page, "machines/web");
+  await state(page, "running").waitFor();
+  const headers = { authorization: `Bearer ${settings.operator}` };
+  for (const [call, name] of [
+    ["pause", "paused"],
+    ["unpause", "running"],
+  ]) {
+    const done = await page.context().request.post(`${settings.url}v1/machines/web/${call}`, { headers });
+    check(done.ok(), `${call}: ${done.status()}`);
+    await state(page, name).waitFor();
+  }
+  await page.getByRole("table", { name: "What happened" }).getByText("paused").first().waitFor();
+  await page.context().close();
 }
 
 async function suspendsAndResumesIt(page) {
@@ -206,6 +246,8 @@ await run(async (browser) => {
   await step("console", () => typesIntoTheConsole(page));
   await step("viewer", () => offersAViewerNothing(browser));
   await step("checkpoint", () => savesIt(page));
+  await step("schedule", () => schedulesWork(page));
+  await step("live", () => hearsWhatHappens(browser));
   await step("looks", () => looksAtEverything(browser));
   await step("suspend", () => suspendsAndResumesIt(page));
   await step("stop", () => stopsAndStartsIt(page));

@@ -6,7 +6,7 @@
 //! and C code built. `--changed` is the developer's loop: no documentation, and of the tests those whose
 //! binary changed since they passed. CI runs everything.
 
-use crate::{test_run, tidy, web};
+use crate::{clients, test_run, tidy, web};
 use anyhow::{Context, Result, bail};
 use std::{
     path::Path,
@@ -41,6 +41,7 @@ pub(crate) fn run(root: &Path, scope: Scope) -> Result<()> {
     let mut times = StepTimes::default();
     times.step("tidy", || tidy::run(root))?;
     times.step("web", || web::check(root))?;
+    times.step("clients", || clients::check(root))?;
     times.step("fmt", || cargo(root, FMT))?;
     let binaries = times.step("build", || test_run::build(root))?;
     times.step("clippy", || cargo(root, CLIPPY))?;

@@ -5,6 +5,7 @@
 
 mod bench;
 mod check;
+mod clients;
 mod fuzz;
 mod sbom;
 mod simulate;
@@ -27,6 +28,7 @@ usage: cargo xtask COMMAND
   tidy                  house rules only: arrows between crates, licences, sizes, comments, words, links
   sbom FILE             the bill of materials of the program: CycloneDX JSON
   web                   build the web page from web/ with npm; the daemon embeds web/dist
+  clients               generate the Python client from docs/openapi.json, and check it
   bench NAME [OPTIONS]  run one named experiment (see: cargo xtask bench --help)
 ";
 
@@ -52,6 +54,7 @@ fn run(mut args: Vec<String>) -> Result<()> {
             other => bail!("sbom takes the file to write, not {other:?}"),
         },
         Some("web") => web::build(root()),
+        Some("clients") => clients::build(root()),
         Some("bench") => bench::run(root(), &rest),
         None | Some("help" | "-h" | "--help") => {
             print!("{USAGE}");

@@ -6,6 +6,7 @@ mod balloon;
 mod bases;
 mod bases_live;
 mod capsules;
+mod clients;
 mod clones;
 mod encryption;
 mod evacuate;

@@ -5,8 +5,9 @@ import { consoleLog, Failure, may } from "../api";
 import { ask } from "../dialog";
 import { age, bytes, count, duration, short, time } from "../format";
 import { Console } from "../lazy";
-import { Bar, Facts, Head, Loaded, Section, StateBadge, Table } from "../parts";
-import type { GraphNode, MachineInfo, NetworkInfo, ProtectionInfo } from "../schema";
+import { heard } from "../live";
+import { Bar, Facts, Head, Loaded, moves, Section, StateBadge, Table } from "../parts";
+import type { GraphNode, HostEvent, MachineInfo, NetworkInfo, ProtectionInfo } from "../schema";
 import { act, usePoll } from "../state";
 import { CapsuleTree } from "./capsules";
 
@@ -19,7 +20,7 @@ const TABS = [
 ] as const;
 
 export function Machine({ name, tab }: { name: string; tab: string }) {
-  const polled = usePoll<MachineInfo>("GET /v1/machines/{name}", [name]);
+  const polled = usePoll<MachineInfo>("GET /v1/machines/{name}", [name], 2000, moves);
   const machine = polled.data;
   const tabs = TABS.filter(([one]) => one !== "console" || may("GET /v1/machines/{name}/console"));
   return (
@@ -126,7 +127,55 @@ function Overview({ machine }: { machine: MachineInfo }) {
         />
       </Section>
       <Published name={machine.name} />
+      <Events of={machine.name} title="What happened" />
     </>
+  );
+}
+
+/** What an event says, in words. */
+function eventText(event: HostEvent): string {
+  const text = event.text ?? "";
+  switch (event.kind) {
+    case "machine":
+      return text.replaceAll("_", " ");
+    case "machine_removed":
+      return "deleted";
+    case "settings":
+      return "settings changed";
+    case "takeover":
+      return `taken over ${text}`;
+    case "self_start":
+      return `by itself: ${text}`;
+    case "schedule":
+      return `schedule ${text}`;
+    case "operation_started":
+      return `${event.operation} started`;
+    case "operation_ended":
+      return `${event.operation} ${text}`;
+    case "missed":
+      return "earlier events are no longer known";
+  }
+}
+
+/** Events of a machine that the host still knows, newest first. */
+function Events({ of, title, only }: { of: string; title: string; only?: HostEvent["kind"] }) {
+  const all = heard.use().filter((event) => event.subject === of && (!only || event.kind === only));
+  return (
+    <Section title={title}>
+      <Table
+        label={title}
+        rows={all.reverse()}
+        rowKey={(event) => String(event.number)}
+        empty="The host knows of nothing since it was started."
+        columns={[
+          {
+            name: "When",
+            cell: (event) => <span title={time(event.time_ms)}>{age(event.time_ms)} ago</span>,
+          },
+          { name: "What", kind: "wide", cell: (event) => eventText(event) },
+        ]}
+      />
+    </Section>
   );
 }
 
@@ -222,6 +271,21 @@ function Log({ name }: { name: string }) {
 }
 
 function Protection({ machine }: { machine: MachineInfo }) {
+  const taken = machine.taken_over;
+  return (
+    <>
+      <ProtectionOf machine={machine} />
+      {taken && (
+        <p class="notice">
+          This host took {machine.name} over from {taken.from}, {time(taken.at_ms)}.
+        </p>
+      )}
+      <Events of={machine.name} title="Takeovers" only="takeover" />
+    </>
+  );
+}
+
+function ProtectionOf({ machine }: { machine: MachineInfo }) {
   const protection = machine.protection;
   if (!protection) {
     return (
@@ -274,6 +338,7 @@ function ProtectionFacts({ protection }: { protection: ProtectionInfo }) {
           ],
           ["Last epoch", count(protection.epoch)],
           ["Lag", duration(protection.lag_ms)],
+          ["Spare standbys", protection.spares?.join(", ")],
           ["Mode", protection.mode],
           ["Group", protection.group],
           ["Epoch", figures && `${duration(figures.epoch_ms)} (${count(figures.epochs)} so far)`],

@@ -3,7 +3,7 @@ import { useState } from "preact/hooks";
 import { Actions } from "../actions";
 import { may } from "../api";
 import { age, bytes, plural } from "../format";
-import { type Column, Head, Loaded, StateBadge, stateText, Table } from "../parts";
+import { type Column, Head, Loaded, StateBadge, stateText, Table, moves } from "../parts";
 import type { MachineInfo } from "../schema";
 import { usePoll } from "../state";
 
@@ -28,7 +28,7 @@ function notes(machine: MachineInfo): string {
 const RUNNING = new Set<string>(["running", "loading", "migrating"]);
 
 export function Machines() {
-  const polled = usePoll<MachineInfo[]>("GET /v1/machines");
+  const polled = usePoll<MachineInfo[]>("GET /v1/machines", [], 2000, (all) => all.some(moves));
   const [filter, setFilter] = useState("");
   const [chosen, choose] = useState<Set<string>>(new Set());
   const all = polled.data ?? [];

@@ -74,7 +74,9 @@ export function CancelButton({ operation }: { operation: Operation }) {
 }
 
 export function Operations() {
-  const polled = usePoll<Operation[]>("GET /v1/operations", [], 1000);
+  const polled = usePoll<Operation[]>("GET /v1/operations", [], 1000, (all) =>
+    all.some((one) => one.state === "running"),
+  );
   return (
     <>
       <Head title="Operations" note="those that run, and those that ended lately" />

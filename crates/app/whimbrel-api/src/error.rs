@@ -77,6 +77,27 @@ impl ErrorCode {
         }
     }
 
+    /// Meaning of the code in words.
+    pub const fn meaning(self) -> &'static str {
+        match self {
+            Self::NotFound => "no machine, capsule, host or operation of that name",
+            Self::NameTaken => "the name is in use already",
+            Self::Invalid => "the request is wrong in every state of the host",
+            Self::Busy => "another operation uses the machine or capsule, or its state forbids this one",
+            Self::Unreachable => "another host does not answer",
+            Self::Untrusted => "another host is not trusted here, or does not trust this one",
+            Self::Unauthenticated => "the request has no token that is valid here",
+            Self::Forbidden => "this user or token may not make the request",
+            Self::RateLimited => "too many failed logins or connections from one address",
+            Self::Damaged => "stored data does not match its digest",
+            Self::NoSpace => "disk or memory is full",
+            Self::QemuFailed => "QEMU refused a command or ended",
+            Self::Unsupported => "this host, kernel or QEMU does not have the function",
+            Self::Cancelled => "the operation was cancelled",
+            Self::Internal => "the daemon has a fault",
+        }
+    }
+
     /// Name of the code in JSON.
     pub const fn as_str(self) -> &'static str {
         match self {

@@ -24,6 +24,8 @@ mod machine;
 mod migration;
 mod network;
 mod openapi;
+mod openapi_errors;
+mod openapi_examples;
 mod operation;
 mod protect;
 pub mod routes;

@@ -4,7 +4,8 @@
 //! link. The table uses the constants of [`routes`]. A test compares the document with the one that is
 //! checked in.
 
-use crate::{routes::*, *};
+use crate::{openapi_errors, openapi_examples, routes::*, *};
+use std::collections::BTreeMap;
 use utoipa::{
     OpenApi,
     openapi::{
@@ -212,6 +213,9 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
         bearer.description(Some("Token over TLS; on the unix socket the user of the process counts"));
     let components = document.components.get_or_insert_default();
     components.add_security_scheme("token", SecurityScheme::Http(bearer.build()));
+    components.responses.extend(openapi_errors::responses());
+    openapi_examples::add_to(&mut components.schemas);
+    open_flattened(&mut components.schemas);
     document.security =
         Some(vec![SecurityRequirement::new("token", Vec::<String>::new()), SecurityRequirement::default()]);
     document
@@ -245,17 +249,20 @@ fn paths() -> Paths {
         .build()
 }
 
-fn operation_of((_, path, id, body, reply, summary): &Endpoint) -> OperationBuilder {
+fn operation_of((method, path, id, body, reply, summary): &Endpoint) -> OperationBuilder {
     let mut operation = OperationBuilder::new().operation_id(Some(*id)).summary(Some(*summary));
     for name in path.split('{').skip(1).filter_map(|rest| rest.split('}').next()) {
-        operation = operation.parameter(parameter(name, ParameterIn::Path, Required::True, Type::String));
+        let kind = if name == "id" { Type::Integer } else { Type::String };
+        operation = operation.parameter(parameter(name, ParameterIn::Path, Required::True, kind));
     }
     let query = match *path {
         MACHINE_CONSOLE_LOG => &[(CONSOLE_LOG_BYTES, Type::Integer), (CONSOLE_LOG_FOLLOW, Type::Boolean)][..],
         CAPSULE_REBASE => &[(REBASE_ONTO, Type::String)],
         EVENTS => &[(EVENTS_SINCE, Type::Integer), (EVENTS_FOLLOW, Type::Boolean)],
+        MACHINE if *method == Delete => &[(DELETE_UNREADABLE, Type::Boolean)],
         _ => &[],
     };
+    let names = path.contains('{') || !query.is_empty() || body.is_some();
     for (name, kind) in query {
         operation = operation.parameter(parameter(name, ParameterIn::Query, Required::False, kind.clone()));
     }
@@ -267,7 +274,34 @@ fn operation_of((_, path, id, body, reply, summary): &Endpoint) -> OperationBuil
     }
     let (status, response) = success(*reply);
     let failure = json("Error", Some(reference_to("ApiError")));
-    operation.response(status, response.build()).response("default", failure.build())
+    let operation = operation.response(status, response.build()).response("default", failure.build());
+    openapi_errors::add_errors(operation, method, names)
+}
+
+/// Some replies contain a request and more fields beside its own. A part of an `allOf` that forbids other
+/// fields would forbid those, so such a part is written out, without that.
+fn open_flattened(schemas: &mut BTreeMap<String, RefOr<Schema>>) {
+    let closed: BTreeMap<String, Schema> = schemas
+        .iter()
+        .filter_map(|(name, schema)| match schema {
+            RefOr::T(Schema::Object(object)) if object.additional_properties.is_some() => {
+                let mut object = object.clone();
+                (object.additional_properties, object.examples) = (None, Vec::new());
+                let reference = Ref::from_schema_name(name).ref_location;
+                (!object.properties.is_empty()).then_some((reference, Schema::Object(object)))
+            }
+            _ => None,
+        })
+        .collect();
+    for schema in schemas.values_mut() {
+        let RefOr::T(Schema::AllOf(all)) = schema else { continue };
+        for part in &mut all.items {
+            let RefOr::Ref(reference) = &*part else { continue };
+            if let Some(open) = closed.get(&reference.ref_location) {
+                *part = RefOr::T(open.clone());
+            }
+        }
+    }
 }
 
 fn parameter(name: &str, place: ParameterIn, required: Required, kind: Type) -> ParameterBuilder {

@@ -87,6 +87,8 @@ paths! {
 
 /// Query parameter of [`CAPSULE_REBASE`]: the new version.
 pub const REBASE_ONTO: &str = "onto";
+/// Query parameter of [`MACHINE`] to delete one whose record cannot be read.
+pub const DELETE_UNREADABLE: &str = "unreadable";
 /// Value of the `Upgrade` header that opens a console (RFC 9110, 7.8).
 pub const CONSOLE_PROTOCOL: &str = "whimbrel-console";
 /// Begin of the WebSocket subprotocol with which a browser shows its token: its scripts cannot set headers
@@ -118,7 +120,7 @@ pub fn path(template: &str, value: impl Display) -> String {
 
 /// [`MACHINE`] to delete one whose record cannot be read.
 pub fn unreadable_machine(name: &MachineName) -> String {
-    format!("{}?unreadable=true", path(MACHINE, name))
+    format!("{}?{DELETE_UNREADABLE}=true", path(MACHINE, name))
 }
 
 /// [`MACHINE_CONSOLE_LOG`] for at most `bytes`.

@@ -45,3 +45,24 @@ fn collect_references(value: &serde_json::Value, into: &mut BTreeSet<String>) {
         _ => {}
     }
 }
+
+#[test]
+fn every_call_has_its_errors_and_every_body_an_example() {
+    let document: serde_json::Value = serde_json::from_str(&whimbrel_api::openapi_json()).unwrap();
+    for (path, item) in document["paths"].as_object().unwrap() {
+        for (method, operation) in item.as_object().unwrap() {
+            let responses = operation["responses"].as_object().unwrap();
+            for status in ["401", "403", "429", "500", "default"] {
+                assert!(responses.contains_key(status), "{method} {path} never answers {status}");
+            }
+            assert_eq!(path.contains('{') && !responses.contains_key("404"), false, "{method} {path}");
+            let mut bodies = BTreeSet::new();
+            collect_references(&operation["requestBody"], &mut bodies);
+            collect_references(&operation["responses"], &mut bodies);
+            for body in bodies.iter().filter(|reference| reference.contains("/schemas/")) {
+                let schema = document.pointer(body.strip_prefix('#').unwrap()).unwrap();
+                assert!(!schema["examples"][0].is_null(), "{method} {path}: {body} has no example");
+            }
+        }
+    }
+}

@@ -238,7 +238,7 @@ impl<T: FromStr<Err: Display> + Named + Send> FromRequestParts<Arc<Daemon>> for 
     type Rejection = Failure;
 
     async fn from_request_parts(parts: &mut Parts, host: &Arc<Daemon>) -> Result<Self, Failure> {
-        let Path(text) = Path::<String>::from_request_parts(parts, host).await.map_err(bad_path)?;
+        let Path(text) = Path::<String>::from_request_parts(parts, host).await.map_err(unfit)?;
         let parameter: T = named(&text)?;
         judge(parts, host, parameter.named()).await?;
         Ok(Self(parameter))
@@ -253,7 +253,7 @@ impl FromRequestParts<Arc<Daemon>> for AtBoth {
 
     async fn from_request_parts(parts: &mut Parts, host: &Arc<Daemon>) -> Result<Self, Failure> {
         let texts = Path::<(String, String)>::from_request_parts(parts, host).await;
-        let Path((a, b)) = texts.map_err(bad_path)?;
+        let Path((a, b)) = texts.map_err(unfit)?;
         let both: (CapsuleRef, CapsuleRef) = (named(&a)?, named(&b)?);
         judge(parts, host, both.named()).await?;
         Ok(Self(both.0, both.1))
@@ -271,8 +271,12 @@ impl<T: DeserializeOwned + Named + Send> FromRequest<Arc<Daemon>> for Wanted<T> 
         let request = Request::from_parts(parts.clone(), body);
         let body = tokio::time::timeout(BODY_PATIENCE, Bytes::from_request(request, host)).await;
         let body = body.map_err(|_| StatusCode::REQUEST_TIMEOUT.into_response())?;
-        let body = body.map_err(IntoResponse::into_response)?;
+        let body = body.map_err(|error| unfit(error.body_text()).into_response())?;
         let text: &[u8] = if body.is_empty() { b"{}" } else { &body };
+        // A list of values would be read as the fields in their order, whose names it does not say.
+        if !text.trim_ascii_start().starts_with(b"{") {
+            return Err(unfit("the request body is not a JSON object").into_response());
+        }
         let wanted: T = serde_json::from_slice(text).map_err(|error| {
             let api = ApiError::new(ErrorCode::Invalid, "the request body cannot be read");
             Failure(ApiError { causes: vec![error.to_string()], ..api }).into_response()
@@ -282,7 +286,19 @@ impl<T: DeserializeOwned + Named + Send> FromRequest<Arc<Daemon>> for Wanted<T> 
     }
 }
 
-fn bad_path(error: impl Display) -> Failure {
+/// The query of a request. An extractor of axum would refuse in plain text.
+pub(super) struct Asked<T>(pub(super) T);
+
+impl<T: DeserializeOwned> FromRequestParts<Arc<Daemon>> for Asked<T> {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, host: &Arc<Daemon>) -> Result<Self, Failure> {
+        let query = Query::<T>::from_request_parts(parts, host).await;
+        query.map(|Query(query)| Self(query)).map_err(|error| unfit(error.body_text()))
+    }
+}
+
+fn unfit(error: impl Display) -> Failure {
     Failure(ApiError::new(ErrorCode::Invalid, error.to_string()))
 }
 
@@ -410,7 +426,7 @@ struct RebaseQuery {
 async fn rebase(
     State(host): Shared,
     At(capsule): At<CapsuleRef>,
-    Query(query): Query<RebaseQuery>,
+    Asked(query): Asked<RebaseQuery>,
 ) -> Answer<OutdatedReport> {
     let onto: Option<CapsuleRef> = query.onto.as_deref().map(named).transpose()?;
     blocking(host, move |host| host.outdated_report(&capsule, onto.as_ref())).await
@@ -425,7 +441,7 @@ struct DeleteQuery {
 async fn delete_machine(
     State(host): Shared,
     At(name): At<MachineName>,
-    Query(query): Query<DeleteQuery>,
+    Asked(query): Asked<DeleteQuery>,
 ) -> Answer<()> {
     let delete = move |host: &Arc<Daemon>| match query.unreadable {
         true => host.machines.unreadable.delete(&host.directories, &name),

@@ -4,13 +4,13 @@ use crate::{
     core::error::DaemonError,
     server::{
         access::gate::Asker,
-        http::{Answer, At, Failure, Shared, blocking, named},
+        http::{Answer, Asked, At, Failure, Shared, blocking, named},
     },
 };
 use axum::{
     Json,
     body::{Body, Bytes},
-    extract::{Query, State},
+    extract::State,
     http::{HeaderMap, header},
     response::{IntoResponse, Response},
 };
@@ -59,7 +59,7 @@ pub(super) struct LogQuery {
 pub(super) async fn console_log(
     State(host): Shared,
     At(name): At<MachineName>,
-    Query(query): Query<LogQuery>,
+    Asked(query): Asked<LogQuery>,
 ) -> Result<Response, Failure> {
     let kind = [(header::CONTENT_TYPE, "text/plain; charset=utf-8")];
     if query.follow {
@@ -95,7 +95,7 @@ pub(super) async fn host_events(
     State(host): Shared,
     asker: Asker,
     headers: HeaderMap,
-    Query(query): Query<EventsQuery>,
+    Asked(query): Asked<EventsQuery>,
 ) -> Result<Response, Failure> {
     // A browser that reconnects says by itself what it has.
     let last = headers.get("last-event-id").and_then(|value| value.to_str().ok());

@@ -1,0 +1,1 @@
+"""Layer that generate.py writes."""

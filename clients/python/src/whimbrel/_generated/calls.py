@@ -1,0 +1,1836 @@
+"""Calls of the API. Written by generate.py from docs/openapi.json; change those."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from .._path import quote
+from .models import (
+    Autostart,
+    BalloonTarget,
+    CacheInfo,
+    CallerInfo,
+    CapsuleDiff,
+    CapsuleInfo,
+    CapsuleRef,
+    CloneNetwork,
+    CloudInit,
+    DiskSource,
+    ExportFormat,
+    GoldenMatch,
+    GraphNode,
+    HandoverDecision,
+    HostInfo,
+    HostPort,
+    ImageOffers,
+    ImportFormat,
+    MachineInfo,
+    MachineSettings,
+    MigrateMode,
+    MigrationRecord,
+    MoveNetwork,
+    NetworkInfo,
+    NewToken,
+    NicRequest,
+    Operation,
+    OutdatedReport,
+    PortRequest,
+    PreviousCapsule,
+    PromoteReport,
+    ProtectBlock,
+    ProtectMode,
+    PublishedPort,
+    RefVersion,
+    RemoteCapsule,
+    RestartRule,
+    ResumeMode,
+    Role,
+    ScheduleInfo,
+    ScheduleReport,
+    ScheduledWork,
+    SelfService,
+    SnapshotRule,
+    StopMode,
+    StoreEncryption,
+    Tagged,
+    Terms,
+    TokenInfo,
+    TrustEntry,
+)
+
+
+class Calls(ABC):
+    """Calls of the API, which wait for their answers."""
+
+    @abstractmethod
+    def _json(self, method: str, path: str, *, query: Any = None, body: Any = None) -> Any: ...
+
+    @abstractmethod
+    def _text(self, method: str, path: str, *, query: Any = None) -> str: ...
+
+    def balloon(self, name: str, *, size: int) -> MachineInfo:
+        """Change the memory size of a guest with its balloon."""
+        answer: MachineInfo = self._json(
+            "POST",
+            f"/v1/machines/{quote(name)}/balloon",
+            body={
+                "size": size,
+            },
+        )
+        return answer
+
+    def cache(self) -> CacheInfo:
+        """State of the hash cache."""
+        answer: CacheInfo = self._json("GET", "/v1/cache")
+        return answer
+
+    def cache_add(
+        self,
+        *,
+        forget: bool | None = None,
+        machine: str | None = None,
+        path: str | None = None,
+    ) -> Operation:
+        """Index the pages of a file, so that transfers can skip them."""
+        answer: Operation = self._json(
+            "POST",
+            "/v1/cache",
+            body={
+                "forget": forget,
+                "machine": machine,
+                "path": path,
+            },
+        )
+        return answer
+
+    def caller(self) -> CallerInfo:
+        """Who calls, and the calls that are allowed."""
+        answer: CallerInfo = self._json("GET", "/v1/caller")
+        return answer
+
+    def cancel(self, id: int) -> Operation:
+        """Cancel an operation; its last state says what it left."""
+        answer: Operation = self._json("DELETE", f"/v1/operations/{quote(id)}")
+        return answer
+
+    def capsule(self, capsule: str) -> CapsuleInfo:
+        """One capsule."""
+        answer: CapsuleInfo = self._json("GET", f"/v1/capsules/{quote(capsule)}")
+        return answer
+
+    def capsules(self) -> list[CapsuleInfo]:
+        """All capsules, newest first."""
+        answer: list[CapsuleInfo] = self._json("GET", "/v1/capsules")
+        return answer
+
+    def change_master_key(self, *, key_file: str) -> StoreEncryption:
+        """Change the master key of an encrypted store."""
+        answer: StoreEncryption = self._json("PUT", "/v1/store/key", body={"key_file": key_file})
+        return answer
+
+    def checkpoint(
+        self,
+        name: str,
+        *,
+        balloon: BalloonTarget | None = None,
+        disks_only: bool | None = None,
+        labels: dict[str, str] | None = None,
+        tag: str | None = None,
+    ) -> Operation:
+        """Save the state of a running machine as a capsule."""
+        answer: Operation = self._json(
+            "POST",
+            f"/v1/machines/{quote(name)}/checkpoint",
+            body={
+                "balloon": balloon,
+                "disks_only": disks_only,
+                "labels": labels,
+                "tag": tag,
+            },
+        )
+        return answer
+
+    def clone(
+        self,
+        *,
+        capsule: CapsuleRef,
+        count: int,
+        mode: ResumeMode | None = None,
+        network: CloneNetwork | None = None,
+        prefix: str | None = None,
+    ) -> Operation:
+        """Create several machines from a capsule."""
+        answer: Operation = self._json(
+            "POST",
+            "/v1/clone",
+            body={
+                "capsule": capsule,
+                "count": count,
+                "mode": mode,
+                "network": network,
+                "prefix": prefix,
+            },
+        )
+        return answer
+
+    def console_log(self, name: str, *, bytes: int | None = None) -> str:
+        """End of the console log of a machine."""
+        return self._text("GET", f"/v1/machines/{quote(name)}/console/log", query={"bytes": bytes})
+
+    def create_network(
+        self,
+        *,
+        name: str,
+        isolated: bool | None = None,
+        subnet: str | None = None,
+        subnet6: str | None = None,
+    ) -> NetworkInfo:
+        """Create a network with a bridge, addresses, names and a way out."""
+        answer: NetworkInfo = self._json(
+            "POST",
+            "/v1/networks",
+            body={
+                "isolated": isolated,
+                "name": name,
+                "subnet": subnet,
+                "subnet6": subnet6,
+            },
+        )
+        return answer
+
+    def create_schedule(
+        self,
+        *,
+        every_ms: int,
+        name: str,
+        work: ScheduledWork,
+        offset_ms: int | None = None,
+    ) -> ScheduleInfo:
+        """Create a schedule."""
+        answer: ScheduleInfo = self._json(
+            "POST",
+            "/v1/schedules",
+            body={
+                "every_ms": every_ms,
+                "name": name,
+                "offset_ms": offset_ms,
+                "work": work,
+            },
+        )
+        return answer
+
+    def create_token(
+        self,
+        *,
+        name: str,
+        role: Role,
+        capsules: list[str] | None = None,
+        expires_s: int | None = None,
+        machines: list[str] | None = None,
+    ) -> NewToken:
+        """Create a token; its text is in no other answer."""
+        answer: NewToken = self._json(
+            "POST",
+            "/v1/tokens",
+            body={
+                "capsules": capsules,
+                "expires_s": expires_s,
+                "machines": machines,
+                "name": name,
+                "role": role,
+            },
+        )
+        return answer
+
+    def delete(self, name: str, *, unreadable: bool | None = None) -> None:
+        """Delete a stopped or crashed machine and the changes on its disks."""
+        self._json("DELETE", f"/v1/machines/{quote(name)}", query={"unreadable": unreadable})
+
+    def delete_network(self, name: str) -> None:
+        """Delete a network that no machine uses."""
+        self._json("DELETE", f"/v1/networks/{quote(name)}")
+
+    def delete_schedule(self, name: str) -> None:
+        """Delete a schedule; its capsules stay."""
+        self._json("DELETE", f"/v1/schedules/{quote(name)}")
+
+    def derive(
+        self,
+        *,
+        capsule: CapsuleRef,
+        name: str,
+        append: str | None = None,
+        cloud_init: CloudInit | None = None,
+        cpus: int | None = None,
+        disk_size: int | None = None,
+        memory: int | None = None,
+        nics: list[NicRequest] | None = None,
+        publish: list[PortRequest] | None = None,
+        settings: MachineSettings | None = None,
+    ) -> MachineInfo:
+        """Create a machine that boots from the disks of a capsule."""
+        answer: MachineInfo = self._json(
+            "POST",
+            "/v1/derive",
+            body={
+                "append": append,
+                "capsule": capsule,
+                "cloud_init": cloud_init,
+                "cpus": cpus,
+                "disk_size": disk_size,
+                "memory": memory,
+                "name": name,
+                "nics": nics,
+                "publish": publish,
+                "settings": settings,
+            },
+        )
+        return answer
+
+    def diff(self, capsule: str, other: str) -> CapsuleDiff:
+        """Differences between two capsules."""
+        answer: CapsuleDiff = self._json(
+            "GET",
+            f"/v1/capsules/{quote(capsule)}/diff/{quote(other)}",
+        )
+        return answer
+
+    def distrust(self, name: str) -> None:
+        """Remove a trusted host."""
+        self._json("DELETE", f"/v1/trust/{quote(name)}")
+
+    def encryption(self) -> StoreEncryption:
+        """How the store is encrypted."""
+        answer: StoreEncryption = self._json("GET", "/v1/store/encryption")
+        return answer
+
+    def evacuate(
+        self,
+        *,
+        dry_run: bool | None = None,
+        host: str | None = None,
+        parallel: int | None = None,
+        rate_max: int | None = None,
+        sample_ms: int | None = None,
+        stop_on_failure: bool | None = None,
+        to: list[str] | None = None,
+    ) -> Operation:
+        """Migrate all machines of a host to other hosts."""
+        answer: Operation = self._json(
+            "POST",
+            "/v1/evacuate",
+            body={
+                "dry_run": dry_run,
+                "host": host,
+                "parallel": parallel,
+                "rate_max": rate_max,
+                "sample_ms": sample_ms,
+                "stop_on_failure": stop_on_failure,
+                "to": to,
+            },
+        )
+        return answer
+
+    def export(
+        self,
+        *,
+        capsule: CapsuleRef,
+        format: ExportFormat,
+        path: str,
+        image: str | None = None,
+    ) -> Operation:
+        """Write a capsule or an image to a file of the host."""
+        answer: Operation = self._json(
+            "POST",
+            "/v1/export",
+            body={
+                "capsule": capsule,
+                "format": format,
+                "image": image,
+                "path": path,
+            },
+        )
+        return answer
+
+    def failover(
+        self,
+        name: str,
+        *,
+        force: bool | None = None,
+        primary_is_dead: bool | None = None,
+    ) -> Operation:
+        """Switch a machine over to its standby."""
+        answer: Operation = self._json(
+            "POST",
+            f"/v1/machines/{quote(name)}/failover",
+            body={
+                "force": force,
+                "primary_is_dead": primary_is_dead,
+            },
+        )
+        return answer
+
+    def family(self, capsule: str) -> list[GraphNode]:
+        """A capsule, its ancestors and its descendants, parents first."""
+        answer: list[GraphNode] = self._json("GET", f"/v1/capsules/{quote(capsule)}/graph")
+        return answer
+
+    def gc(self) -> Operation:
+        """Delete objects that no ref needs."""
+        answer: Operation = self._json("POST", "/v1/store/gc")
+        return answer
+
+    def graph(self) -> list[GraphNode]:
+        """All capsules, parents first."""
+        answer: list[GraphNode] = self._json("GET", "/v1/graph")
+        return answer
+
+    def history(self, name: str) -> list[RefVersion]:
+        """Earlier capsules of a ref, newest first."""
+        answer: list[RefVersion] = self._json("GET", f"/v1/refs/{quote(name)}/history")
+        return answer
+
+    def host(self) -> HostInfo:
+        """The host."""
+        answer: HostInfo = self._json("GET", "/v1/host")
+        return answer
+
+    def images(self) -> ImageOffers:
+        """Images of distributions that the sources of the host offer."""
+        answer: ImageOffers = self._json("GET", "/v1/images")
+        return answer
+
+    def import_(self, *, format: ImportFormat, name: str, path: str) -> Operation:
+        """Read a capsule or a disk from a file of the host."""
+        answer: Operation = self._json(
+            "POST",
+            "/v1/import",
+            body={
+                "format": format,
+                "name": name,
+                "path": path,
+            },
+        )
+        return answer
+
+    def limit(
+        self,
+        name: str,
+        *,
+        read: list[str] | None = None,
+        write: list[str] | None = None,
+    ) -> TrustEntry:
+        """Set which refs a trusted host may use."""
+        answer: TrustEntry = self._json(
+            "PUT",
+            f"/v1/trust/{quote(name)}",
+            body={
+                "read": read,
+                "write": write,
+            },
+        )
+        return answer
+
+    def log(self, capsule: str) -> list[CapsuleInfo]:
+        """A capsule and its ancestors, newest first."""
+        answer: list[CapsuleInfo] = self._json("GET", f"/v1/capsules/{quote(capsule)}/log")
+        return answer
+
+    def machine(self, name: str) -> MachineInfo:
+        """One machine."""
+        answer: MachineInfo = self._json("GET", f"/v1/machines/{quote(name)}")
+        return answer
+
+    def machines(self) -> list[MachineInfo]:
+        """All machines."""
+        answer: list[MachineInfo] = self._json("GET", "/v1/machines")
+        return answer
+
+    def match_golden(self, *, terms: Terms, host: str | None = None) -> GoldenMatch:
+        """Find the golden capsule that fits best."""
+        answer: GoldenMatch = self._json("POST", "/v1/match", body={"host": host, "terms": terms})
+        return answer
+
+    def metrics(self) -> str:
+        """Figures of the host and its machines, in the text format of Prometheus."""
+        return self._text("GET", "/metrics")
+
+    def migrate(
+        self,
+        name: str,
+        *,
+        host: str,
+        adaptive: bool | None = None,
+        downtime_max_ms: int | None = None,
+        free_caches: bool | None = None,
+        mode: MigrateMode | None = None,
+        network: MoveNetwork | None = None,
+        no_stun: bool | None = None,
+        rate_max: int | None = None,
+        rate_min: int | None = None,
+        rate_step: int | None = None,
+        rounds: int | None = None,
+        safe: str | None = None,
+        throttle: int | None = None,
+        time_max_ms: int | None = None,
+    ) -> Operation:
+        """Migrate a machine to another host."""
+        answer: Operation = self._json(
+            "POST",
+            f"/v1/machines/{quote(name)}/migrate",
+            body={
+                "adaptive": adaptive,
+                "downtime_max_ms": downtime_max_ms,
+                "free_caches": free_caches,
+                "host": host,
+                "mode": mode,
+                "network": network,
+                "no_stun": no_stun,
+                "rate_max": rate_max,
+                "rate_min": rate_min,
+                "rate_step": rate_step,
+                "rounds": rounds,
+                "safe": safe,
+                "throttle": throttle,
+                "time_max_ms": time_max_ms,
+            },
+        )
+        return answer
+
+    def migrations(self) -> list[MigrationRecord]:
+        """Past migrations from this host, newest first."""
+        answer: list[MigrationRecord] = self._json("GET", "/v1/migrations")
+        return answer
+
+    def network(self, name: str) -> NetworkInfo:
+        """One network; published ports are tried."""
+        answer: NetworkInfo = self._json("GET", f"/v1/networks/{quote(name)}")
+        return answer
+
+    def networks(self) -> list[NetworkInfo]:
+        """Managed networks."""
+        answer: list[NetworkInfo] = self._json("GET", "/v1/networks")
+        return answer
+
+    def openapi(self) -> Any:
+        """This document."""
+        return self._json("GET", "/v1/openapi.json")
+
+    def operation(self, id: int) -> Operation:
+        """One operation."""
+        answer: Operation = self._json("GET", f"/v1/operations/{quote(id)}")
+        return answer
+
+    def operations(self) -> list[Operation]:
+        """Operations that run or have ended recently."""
+        answer: list[Operation] = self._json("GET", "/v1/operations")
+        return answer
+
+    def outdated(self, capsule: str, *, onto: str | None = None) -> OutdatedReport:
+        """Machines and capsules that are based on old versions of a capsule."""
+        answer: OutdatedReport = self._json(
+            "GET",
+            f"/v1/capsules/{quote(capsule)}/rebase",
+            query={
+                "onto": onto,
+            },
+        )
+        return answer
+
+    def pause(self, name: str) -> MachineInfo:
+        """Pause the CPUs of a machine."""
+        answer: MachineInfo = self._json("POST", f"/v1/machines/{quote(name)}/pause")
+        return answer
+
+    def ports(
+        self,
+        name: str,
+        *,
+        publish: list[PortRequest] | None = None,
+        unpublish: list[HostPort] | None = None,
+    ) -> list[PublishedPort]:
+        """Publish ports of a machine on the host, or no longer; the answer has all of its ports."""
+        answer: list[PublishedPort] = self._json(
+            "POST",
+            f"/v1/machines/{quote(name)}/ports",
+            body={
+                "publish": publish,
+                "unpublish": unpublish,
+            },
+        )
+        return answer
+
+    def promote(
+        self,
+        *,
+        capsule: CapsuleRef,
+        all_refs: bool | None = None,
+        tag: str | None = None,
+    ) -> PromoteReport:
+        """Detach a capsule from its parents."""
+        answer: PromoteReport = self._json(
+            "POST",
+            "/v1/promote",
+            body={
+                "all_refs": all_refs,
+                "capsule": capsule,
+                "tag": tag,
+            },
+        )
+        return answer
+
+    def protect(
+        self,
+        name: str,
+        *,
+        host: str,
+        block: ProtectBlock | None = None,
+        epoch_ms: int | None = None,
+        group: str | None = None,
+        keep: SnapshotRule | None = None,
+        lease_ms: int | None = None,
+        mode: ProtectMode | None = None,
+        rate_max: int | None = None,
+        spares: list[str] | None = None,
+        stretch: int | None = None,
+        then: str | None = None,
+        witness: str | None = None,
+    ) -> Operation:
+        """Replicate a running machine to a standby on another host."""
+        answer: Operation = self._json(
+            "POST",
+            f"/v1/machines/{quote(name)}/protect",
+            body={
+                "block": block,
+                "epoch_ms": epoch_ms,
+                "group": group,
+                "host": host,
+                "keep": keep,
+                "lease_ms": lease_ms,
+                "mode": mode,
+                "rate_max": rate_max,
+                "spares": spares,
+                "stretch": stretch,
+                "then": then,
+                "witness": witness,
+            },
+        )
+        return answer
+
+    def pull(
+        self,
+        *,
+        capsule: CapsuleRef,
+        host: str | None = None,
+        lazy: bool | None = None,
+        pool: str | None = None,
+        tag: str | None = None,
+    ) -> Operation:
+        """Fetch a capsule."""
+        answer: Operation = self._json(
+            "POST",
+            "/v1/pull",
+            body={
+                "capsule": capsule,
+                "host": host,
+                "lazy": lazy,
+                "pool": pool,
+                "tag": tag,
+            },
+        )
+        return answer
+
+    def pull_image(self, *, name: str) -> Operation:
+        """Fetch an image of a distribution from a source, as a capsule."""
+        answer: Operation = self._json("POST", "/v1/images", body={"name": name})
+        return answer
+
+    def push(
+        self,
+        *,
+        subject: CapsuleRef,
+        balloon: BalloonTarget | None = None,
+        follow: bool | None = None,
+        host: str | None = None,
+        pool: str | None = None,
+        unfollow: bool | None = None,
+    ) -> Operation:
+        """Send a machine or a capsule to another host or to a pool."""
+        answer: Operation = self._json(
+            "POST",
+            "/v1/push",
+            body={
+                "balloon": balloon,
+                "follow": follow,
+                "host": host,
+                "pool": pool,
+                "subject": subject,
+                "unfollow": unfollow,
+            },
+        )
+        return answer
+
+    def remote(self, host: str) -> list[RemoteCapsule]:
+        """Capsules that a trusted host offers."""
+        answer: list[RemoteCapsule] = self._json("GET", f"/v1/remote/{quote(host)}")
+        return answer
+
+    def remove(self, capsule: str) -> PreviousCapsule:
+        """Remove a ref; the next gc deletes capsules without refs."""
+        answer: PreviousCapsule = self._json("DELETE", f"/v1/capsules/{quote(capsule)}")
+        return answer
+
+    def repair(
+        self,
+        *,
+        capsule: str | None = None,
+        host: str | None = None,
+        pool: str | None = None,
+    ) -> Operation:
+        """Fetch damaged and missing objects of capsules from other hosts or a pool."""
+        answer: Operation = self._json(
+            "POST",
+            "/v1/store/repair",
+            body={
+                "capsule": capsule,
+                "host": host,
+                "pool": pool,
+            },
+        )
+        return answer
+
+    def resolve(self, name: str, *, decision: HandoverDecision | None = None) -> None:
+        """Decide who has a machine that is between two hosts."""
+        self._json("POST", f"/v1/machines/{quote(name)}/resolve", body={"decision": decision})
+
+    def resume(
+        self,
+        *,
+        capsule: CapsuleRef,
+        host: str | None = None,
+        mode: ResumeMode | None = None,
+        name: str | None = None,
+        network: MoveNetwork | None = None,
+        pool: str | None = None,
+        reclaim: bool | None = None,
+        then_full: bool | None = None,
+    ) -> Operation:
+        """Create a machine from a capsule."""
+        answer: Operation = self._json(
+            "POST",
+            "/v1/resume",
+            body={
+                "capsule": capsule,
+                "host": host,
+                "mode": mode,
+                "name": name,
+                "network": network,
+                "pool": pool,
+                "reclaim": reclaim,
+                "then_full": then_full,
+            },
+        )
+        return answer
+
+    def revoke_token(self, name: str) -> None:
+        """Revoke a token; streams that it opened end."""
+        self._json("DELETE", f"/v1/tokens/{quote(name)}")
+
+    def rewind(self, name: str, *, capsule: CapsuleRef) -> Operation:
+        """Take a machine back to an earlier capsule and keep its present state."""
+        answer: Operation = self._json(
+            "POST",
+            f"/v1/machines/{quote(name)}/rewind",
+            body={
+                "capsule": capsule,
+            },
+        )
+        return answer
+
+    def run(
+        self,
+        *,
+        memory: int,
+        name: str,
+        accel: str | None = None,
+        append: str | None = None,
+        cloud_init: CloudInit | None = None,
+        cpu: str | None = None,
+        cpus: int | None = None,
+        disks: list[DiskSource] | None = None,
+        initrd: str | None = None,
+        kernel: str | None = None,
+        nics: list[NicRequest] | None = None,
+        publish: list[PortRequest] | None = None,
+        self_service: SelfService | None = None,
+        settings: MachineSettings | None = None,
+    ) -> MachineInfo:
+        """Create a machine and start it."""
+        answer: MachineInfo = self._json(
+            "POST",
+            "/v1/machines",
+            body={
+                "accel": accel,
+                "append": append,
+                "cloud_init": cloud_init,
+                "cpu": cpu,
+                "cpus": cpus,
+                "disks": disks,
+                "initrd": initrd,
+                "kernel": kernel,
+                "memory": memory,
+                "name": name,
+                "nics": nics,
+                "publish": publish,
+                "self_service": self_service,
+                "settings": settings,
+            },
+        )
+        return answer
+
+    def run_schedule(self, name: str, *, dry_run: bool | None = None) -> ScheduleReport:
+        """Run a schedule now, or say what it would remove; the answer comes at its end."""
+        answer: ScheduleReport = self._json(
+            "POST",
+            f"/v1/schedules/{quote(name)}/run",
+            body={
+                "dry_run": dry_run,
+            },
+        )
+        return answer
+
+    def schedule(self, name: str) -> ScheduleInfo:
+        """One schedule, with its last runs and its capsules."""
+        answer: ScheduleInfo = self._json("GET", f"/v1/schedules/{quote(name)}")
+        return answer
+
+    def schedules(self) -> list[ScheduleInfo]:
+        """Work that the daemon does by itself."""
+        answer: list[ScheduleInfo] = self._json("GET", "/v1/schedules")
+        return answer
+
+    def seal(self) -> Operation:
+        """Encrypt what the store had before it was encrypted."""
+        answer: Operation = self._json("POST", "/v1/store/seal")
+        return answer
+
+    def set(
+        self,
+        name: str,
+        *,
+        autostart: Autostart | None = None,
+        labels: dict[str, str | None] | None = None,
+        note: str | None = None,
+        restart: RestartRule | None = None,
+    ) -> MachineInfo:
+        """Change when a machine starts by itself, its labels and its note."""
+        answer: MachineInfo = self._json(
+            "POST",
+            f"/v1/machines/{quote(name)}/settings",
+            body={
+                "autostart": autostart,
+                "labels": labels,
+                "note": note,
+                "restart": restart,
+            },
+        )
+        return answer
+
+    def start(self, name: str) -> MachineInfo:
+        """Start a stopped or crashed machine from its own disks."""
+        answer: MachineInfo = self._json("POST", f"/v1/machines/{quote(name)}/start")
+        return answer
+
+    def stop(
+        self,
+        name: str,
+        *,
+        force: bool | None = None,
+        mode: StopMode | None = None,
+        timeout_s: int | None = None,
+    ) -> MachineInfo:
+        """Stop a machine; the answer comes once it has stopped."""
+        answer: MachineInfo = self._json(
+            "POST",
+            f"/v1/machines/{quote(name)}/stop",
+            body={
+                "force": force,
+                "mode": mode,
+                "timeout_s": timeout_s,
+            },
+        )
+        return answer
+
+    def suspend(
+        self,
+        name: str,
+        *,
+        balloon: BalloonTarget | None = None,
+        tag: str | None = None,
+    ) -> Operation:
+        """Save the state of a machine as a capsule and end the machine."""
+        answer: Operation = self._json(
+            "POST",
+            f"/v1/machines/{quote(name)}/suspend",
+            body={
+                "balloon": balloon,
+                "tag": tag,
+            },
+        )
+        return answer
+
+    def tag(self, tag: str, *, capsule: CapsuleRef) -> Tagged:
+        """Give a capsule a tag."""
+        answer: Tagged = self._json("PUT", f"/v1/tags/{quote(tag)}", body={"capsule": capsule})
+        return answer
+
+    def tokens(self) -> list[TokenInfo]:
+        """Tokens of the API."""
+        answer: list[TokenInfo] = self._json("GET", "/v1/tokens")
+        return answer
+
+    def trust(
+        self,
+        *,
+        name: str,
+        address: str | None = None,
+        key: str | None = None,
+        read: list[str] | None = None,
+        write: list[str] | None = None,
+    ) -> TrustEntry:
+        """Trust a host; its name and key must be new."""
+        answer: TrustEntry = self._json(
+            "POST",
+            "/v1/trust",
+            body={
+                "address": address,
+                "key": key,
+                "name": name,
+                "read": read,
+                "write": write,
+            },
+        )
+        return answer
+
+    def trusted(self) -> list[TrustEntry]:
+        """Trusted hosts."""
+        answer: list[TrustEntry] = self._json("GET", "/v1/trust")
+        return answer
+
+    def unpause(self, name: str) -> MachineInfo:
+        """Continue a paused machine."""
+        answer: MachineInfo = self._json("POST", f"/v1/machines/{quote(name)}/unpause")
+        return answer
+
+    def unprotect(self, name: str) -> MachineInfo:
+        """Stop protecting a machine."""
+        answer: MachineInfo = self._json("DELETE", f"/v1/machines/{quote(name)}/protect")
+        return answer
+
+    def verify(self) -> Operation:
+        """Read and check everything in the store."""
+        answer: Operation = self._json("POST", "/v1/store/verify")
+        return answer
+
+
+class AsyncCalls(ABC):
+    """Calls of the API, to be awaited."""
+
+    @abstractmethod
+    async def _json(self, method: str, path: str, *, query: Any = None, body: Any = None) -> Any: ...
+
+    @abstractmethod
+    async def _text(self, method: str, path: str, *, query: Any = None) -> str: ...
+
+    async def balloon(self, name: str, *, size: int) -> MachineInfo:
+        """Change the memory size of a guest with its balloon."""
+        answer: MachineInfo = await self._json(
+            "POST",
+            f"/v1/machines/{quote(name)}/balloon",
+            body={
+                "size": size,
+            },
+        )
+        return answer
+
+    async def cache(self) -> CacheInfo:
+        """State of the hash cache."""
+        answer: CacheInfo = await self._json("GET", "/v1/cache")
+        return answer
+
+    async def cache_add(
+        self,
+        *,
+        forget: bool | None = None,
+        machine: str | None = None,
+        path: str | None = None,
+    ) -> Operation:
+        """Index the pages of a file, so that transfers can skip them."""
+        answer: Operation = await self._json(
+            "POST",
+            "/v1/cache",
+            body={
+                "forget": forget,
+                "machine": machine,
+                "path": path,
+            },
+        )
+        return answer
+
+    async def caller(self) -> CallerInfo:
+        """Who calls, and the calls that are allowed."""
+        answer: CallerInfo = await self._json("GET", "/v1/caller")
+        return answer
+
+    async def cancel(self, id: int) -> Operation:
+        """Cancel an operation; its last state says what it left."""
+        answer: Operation = await self._json("DELETE", f"/v1/operations/{quote(id)}")
+        return answer
+
+    async def capsule(self, capsule: str) -> CapsuleInfo:
+        """One capsule."""
+        answer: CapsuleInfo = await self._json("GET", f"/v1/capsules/{quote(capsule)}")
+        return answer
+
+    async def capsules(self) -> list[CapsuleInfo]:
+        """All capsules, newest first."""
+        answer: list[CapsuleInfo] = await self._json("GET", "/v1/capsules")
+        return answer
+
+    async def change_master_key(self, *, key_file: str) -> StoreEncryption:
+        """Change the master key of an encrypted store."""
+        answer: StoreEncryption = await self._json(
+            "PUT",
+            "/v1/store/key",
+            body={
+                "key_file": key_file,
+            },
+        )
+        return answer
+
+    async def checkpoint(
+        self,
+        name: str,
+        *,
+        balloon: BalloonTarget | None = None,
+        disks_only: bool | None = None,
+        labels: dict[str, str] | None = None,
+        tag: str | None = None,
+    ) -> Operation:
+        """Save the state of a running machine as a capsule."""
+        answer: Operation = await self._json(
+            "POST",
+            f"/v1/machines/{quote(name)}/checkpoint",
+            body={
+                "balloon": balloon,
+                "disks_only": disks_only,
+                "labels": labels,
+                "tag": tag,
+            },
+        )
+        return answer
+
+    async def clone(
+        self,
+        *,
+        capsule: CapsuleRef,
+        count: int,
+        mode: ResumeMode | None = None,
+        network: CloneNetwork | None = None,
+        prefix: str | None = None,
+    ) -> Operation:
+        """Create several machines from a capsule."""
+        answer: Operation = await self._json(
+            "POST",
+            "/v1/clone",
+            body={
+                "capsule": capsule,
+                "count": count,
+                "mode": mode,
+                "network": network,
+                "prefix": prefix,
+            },
+        )
+        return answer
+
+    async def console_log(self, name: str, *, bytes: int | None = None) -> str:
+        """End of the console log of a machine."""
+        return await self._text(
+            "GET",
+            f"/v1/machines/{quote(name)}/console/log",
+            query={
+                "bytes": bytes,
+            },
+        )
+
+    async def create_network(
+        self,
+        *,
+        name: str,
+        isolated: bool | None = None,
+        subnet: str | None = None,
+        subnet6: str | None = None,
+    ) -> NetworkInfo:
+        """Create a network with a bridge, addresses, names and a way out."""
+        answer: NetworkInfo = await self._json(
+            "POST",
+            "/v1/networks",
+            body={
+                "isolated": isolated,
+                "name": name,
+                "subnet": subnet,
+                "subnet6": subnet6,
+            },
+        )
+        return answer
+
+    async def create_schedule(
+        self,
+        *,
+        every_ms: int,
+        name: str,
+        work: ScheduledWork,
+        offset_ms: int | None = None,
+    ) -> ScheduleInfo:
+        """Create a schedule."""
+        answer: ScheduleInfo = await self._json(
+            "POST",
+            "/v1/schedules",
+            body={
+                "every_ms": every_ms,
+                "name": name,
+                "offset_ms": offset_ms,
+                "work": work,
+            },
+        )
+        return answer
+
+    async def create_token(
+        self,
+        *,
+        name: str,
+        role: Role,
+        capsules: list[str] | None = None,
+        expires_s: int | None = None,
+        machines: list[str] | None = None,
+    ) -> NewToken:
+        """Create a token; its text is in no other answer."""
+        answer: NewToken = await self._json(
+            "POST",
+            "/v1/tokens",
+            body={
+                "capsules": capsules,
+                "expires_s": expires_s,
+                "machines": machines,
+                "name": name,
+                "role": role,
+            },
+        )
+        return answer
+
+    async def delete(self, name: str, *, unreadable: bool | None = None) -> None:
+        """Delete a stopped or crashed machine and the changes on its disks."""
+        await self._json("DELETE", f"/v1/machines/{quote(name)}", query={"unreadable": unreadable})
+
+    async def delete_network(self, name: str) -> None:
+        """Delete a network that no machine uses."""
+        await self._json("DELETE", f"/v1/networks/{quote(name)}")
+
+    async def delete_schedule(self, name: str) -> None:
+        """Delete a schedule; its capsules stay."""
+        await self._json("DELETE", f"/v1/schedules/{quote(name)}")
+
+    async def derive(
+        self,
+        *,
+        capsule: CapsuleRef,
+        name: str,
+        append: str | None = None,
+        cloud_init: CloudInit | None = None,
+        cpus: int | None = None,
+        disk_size: int | None = None,
+        memory: int | None = None,
+        nics: list[NicRequest] | None = None,
+        publish: list[PortRequest] | None = None,
+        settings: MachineSettings | None = None,
+    ) -> MachineInfo:
+        """Create a machine that boots from the disks of a capsule."""
+        answer: MachineInfo = await self._json(
+            "POST",
+            "/v1/derive",
+            body={
+                "append": append,
+                "capsule": capsule,
+                "cloud_init": cloud_init,
+                "cpus": cpus,
+                "disk_size": disk_size,
+                "memory": memory,
+                "name": name,
+                "nics": nics,
+                "publish": publish,
+                "settings": settings,
+            },
+        )
+        return answer
+
+    async def diff(self, capsule: str, other: str) -> CapsuleDiff:
+        """Differences between two capsules."""
+        answer: CapsuleDiff = await self._json(
+            "GET",
+            f"/v1/capsules/{quote(capsule)}/diff/{quote(other)}",
+        )
+        return answer
+
+    async def distrust(self, name: str) -> None:
+        """Remove a trusted host."""
+        await self._json("DELETE", f"/v1/trust/{quote(name)}")
+
+    async def encryption(self) -> StoreEncryption:
+        """How the store is encrypted."""
+        answer: StoreEncryption = await self._json("GET", "/v1/store/encryption")
+        return answer
+
+    async def evacuate(
+        self,
+        *,
+        dry_run: bool | None = None,
+        host: str | None = None,
+        parallel: int | None = None,
+        rate_max: int | None = None,
+        sample_ms: int | None = None,
+        stop_on_failure: bool | None = None,
+        to: list[str] | None = None,
+    ) -> Operation:
+        """Migrate all machines of a host to other hosts."""
+        answer: Operation = await self._json(
+            "POST",
+            "/v1/evacuate",
+            body={
+                "dry_run": dry_run,
+                "host": host,
+                "parallel": parallel,
+                "rate_max": rate_max,
+                "sample_ms": sample_ms,
+                "stop_on_failure": stop_on_failure,
+                "to": to,
+            },
+        )
+        return answer
+
+    async def export(
+        self,
+        *,
+        capsule: CapsuleRef,
+        format: ExportFormat,
+        path: str,
+        image: str | None = None,
+    ) -> Operation:
+        """Write a capsule or an image to a file of the host."""
+        answer: Operation = await self._json(
+            "POST",
+            "/v1/export",
+            body={
+                "capsule": capsule,
+                "format": format,
+                "image": image,
+                "path": path,
+            },
+        )
+        return answer
+
+    async def failover(
+        self,
+        name: str,
+        *,
+        force: bool | None = None,
+        primary_is_dead: bool | None = None,
+    ) -> Operation:
+        """Switch a machine over to its standby."""
+        answer: Operation = await self._json(
+            "POST",
+            f"/v1/machines/{quote(name)}/failover",
+            body={
+                "force": force,
+                "primary_is_dead": primary_is_dead,
+            },
+        )
+        return answer
+
+    async def family(self, capsule: str) -> list[GraphNode]:
+        """A capsule, its ancestors and its descendants, parents first."""
+        answer: list[GraphNode] = await self._json("GET", f"/v1/capsules/{quote(capsule)}/graph")
+        return answer
+
+    async def gc(self) -> Operation:
+        """Delete objects that no ref needs."""
+        answer: Operation = await self._json("POST", "/v1/store/gc")
+        return answer
+
+    async def graph(self) -> list[GraphNode]:
+        """All capsules, parents first."""
+        answer: list[GraphNode] = await self._json("GET", "/v1/graph")
+        return answer
+
+    async def history(self, name: str) -> list[RefVersion]:
+        """Earlier capsules of a ref, newest first."""
+        answer: list[RefVersion] = await self._json("GET", f"/v1/refs/{quote(name)}/history")
+        return answer
+
+    async def host(self) -> HostInfo:
+        """The host."""
+        answer: HostInfo = await self._json("GET", "/v1/host")
+        return answer
+
+    async def images(self) -> ImageOffers:
+        """Images of distributions that the sources of the host offer."""
+        answer: ImageOffers = await self._json("GET", "/v1/images")
+        return answer
+
+    async def import_(self, *, format: ImportFormat, name: str, path: str) -> Operation:
+        """Read a capsule or a disk from a file of the host."""
+        answer: Operation = await self._json(
+            "POST",
+            "/v1/import",
+            body={
+                "format": format,
+                "name": name,
+                "path": path,
+            },
+        )
+        return answer
+
+    async def limit(
+        self,
+        name: str,
+        *,
+        read: list[str] | None = None,
+        write: list[str] | None = None,
+    ) -> TrustEntry:
+        """Set which refs a trusted host may use."""
+        answer: TrustEntry = await self._json(
+            "PUT",
+            f"/v1/trust/{quote(name)}",
+            body={
+                "read": read,
+                "write": write,
+            },
+        )
+        return answer
+
+    async def log(self, capsule: str) -> list[CapsuleInfo]:
+        """A capsule and its ancestors, newest first."""
+        answer: list[CapsuleInfo] = await self._json("GET", f"/v1/capsules/{quote(capsule)}/log")
+        return answer
+
+    async def machine(self, name: str) -> MachineInfo:
+        """One machine."""
+        answer: MachineInfo = await self._json("GET", f"/v1/machines/{quote(name)}")
+        return answer
+
+    async def machines(self) -> list[MachineInfo]:
+        """All machines."""
+        answer: list[MachineInfo] = await self._json("GET", "/v1/machines")
+        return answer
+
+    async def match_golden(self, *, terms: Terms, host: str | None = None) -> GoldenMatch:
+        """Find the golden capsule that fits best."""
+        answer: GoldenMatch = await self._json(
+            "POST",
+            "/v1/match",
+            body={
+                "host": host,
+                "terms": terms,
+            },
+        )
+        return answer
+
+    async def metrics(self) -> str:
+        """Figures of the host and its machines, in the text format of Prometheus."""
+        return await self._text("GET", "/metrics")
+
+    async def migrate(
+        self,
+        name: str,
+        *,
+        host: str,
+        adaptive: bool | None = None,
+        downtime_max_ms: int | None = None,
+        free_caches: bool | None = None,
+        mode: MigrateMode | None = None,
+        network: MoveNetwork | None = None,
+        no_stun: bool | None = None,
+        rate_max: int | None = None,
+        rate_min: int | None = None,
+        rate_step: int | None = None,
+        rounds: int | None = None,
+        safe: str | None = None,
+        throttle: int | None = None,
+        time_max_ms: int | None = None,
+    ) -> Operation:
+        """Migrate a machine to another host."""
+        answer: Operation = await self._json(
+            "POST",
+            f"/v1/machines/{quote(name)}/migrate",
+            body={
+                "adaptive": adaptive,
+                "downtime_max_ms": downtime_max_ms,
+                "free_caches": free_caches,
+                "host": host,
+                "mode": mode,
+                "network": network,
+                "no_stun": no_stun,
+                "rate_max": rate_max,
+                "rate_min": rate_min,
+                "rate_step": rate_step,
+                "rounds": rounds,
+                "safe": safe,
+                "throttle": throttle,
+                "time_max_ms": time_max_ms,
+            },
+        )
+        return answer
+
+    async def migrations(self) -> list[MigrationRecord]:
+        """Past migrations from this host, newest first."""
+        answer: list[MigrationRecord] = await self._json("GET", "/v1/migrations")
+        return answer
+
+    async def network(self, name: str) -> NetworkInfo:
+        """One network; published ports are tried."""
+        answer: NetworkInfo = await self._json("GET", f"/v1/networks/{quote(name)}")
+        return answer
+
+    async def networks(self) -> list[NetworkInfo]:
+        """Managed networks."""
+        answer: list[NetworkInfo] = await self._json("GET", "/v1/networks")
+        return answer
+
+    async def openapi(self) -> Any:
+        """This document."""
+        return await self._json("GET", "/v1/openapi.json")
+
+    async def operation(self, id: int) -> Operation:
+        """One operation."""
+        answer: Operation = await self._json("GET", f"/v1/operations/{quote(id)}")
+        return answer
+
+    async def operations(self) -> list[Operation]:
+        """Operations that run or have ended recently."""
+        answer: list[Operation] = await self._json("GET", "/v1/operations")
+        return answer
+
+    async def outdated(self, capsule: str, *, onto: str | None = None) -> OutdatedReport:
+        """Machines and capsules that are based on old versions of a capsule."""
+        answer: OutdatedReport = await self._json(
+            "GET",
+            f"/v1/capsules/{quote(capsule)}/rebase",
+            query={
+                "onto": onto,
+            },
+        )
+        return answer
+
+    async def pause(self, name: str) -> MachineInfo:
+        """Pause the CPUs of a machine."""
+        answer: MachineInfo = await self._json("POST", f"/v1/machines/{quote(name)}/pause")
+        return answer
+
+    async def ports(
+        self,
+        name: str,
+        *,
+        publish: list[PortRequest] | None = None,
+        unpublish: list[HostPort] | None = None,
+    ) -> list[PublishedPort]:
+        """Publish ports of a machine on the host, or no longer; the answer has all of its ports."""
+        answer: list[PublishedPort] = await self._json(
+            "POST",
+            f"/v1/machines/{quote(name)}/ports",
+            body={
+                "publish": publish,
+                "unpublish": unpublish,
+            },
+        )
+        return answer
+
+    async def promote(
+        self,
+        *,
+        capsule: CapsuleRef,
+        all_refs: bool | None = None,
+        tag: str | None = None,
+    ) -> PromoteReport:
+        """Detach a capsule from its parents."""
+        answer: PromoteReport = await self._json(
+            "POST",
+            "/v1/promote",
+            body={
+                "all_refs": all_refs,
+                "capsule": capsule,
+                "tag": tag,
+            },
+        )
+        return answer
+
+    async def protect(
+        self,
+        name: str,
+        *,
+        host: str,
+        block: ProtectBlock | None = None,
+        epoch_ms: int | None = None,
+        group: str | None = None,
+        keep: SnapshotRule | None = None,
+        lease_ms: int | None = None,
+        mode: ProtectMode | None = None,
+        rate_max: int | None = None,
+        spares: list[str] | None = None,
+        stretch: int | None = None,
+        then: str | None = None,
+        witness: str | None = None,
+    ) -> Operation:
+        """Replicate a running machine to a standby on another host."""
+        answer: Operation = await self._json(
+            "POST",
+            f"/v1/machines/{quote(name)}/protect",
+            body={
+                "block": block,
+                "epoch_ms": epoch_ms,
+                "group": group,
+                "host": host,
+                "keep": keep,
+                "lease_ms": lease_ms,
+                "mode": mode,
+                "rate_max": rate_max,
+                "spares": spares,
+                "stretch": stretch,
+                "then": then,
+                "witness": witness,
+            },
+        )
+        return answer
+
+    async def pull(
+        self,
+        *,
+        capsule: CapsuleRef,
+        host: str | None = None,
+        lazy: bool | None = None,
+        pool: str | None = None,
+        tag: str | None = None,
+    ) -> Operation:
+        """Fetch a capsule."""
+        answer: Operation = await self._json(
+            "POST",
+            "/v1/pull",
+            body={
+                "capsule": capsule,
+                "host": host,
+                "lazy": lazy,
+                "pool": pool,
+                "tag": tag,
+            },
+        )
+        return answer
+
+    async def pull_image(self, *, name: str) -> Operation:
+        """Fetch an image of a distribution from a source, as a capsule."""
+        answer: Operation = await self._json("POST", "/v1/images", body={"name": name})
+        return answer
+
+    async def push(
+        self,
+        *,
+        subject: CapsuleRef,
+        balloon: BalloonTarget | None = None,
+        follow: bool | None = None,
+        host: str | None = None,
+        pool: str | None = None,
+        unfollow: bool | None = None,
+    ) -> Operation:
+        """Send a machine or a capsule to another host or to a pool."""
+        answer: Operation = await self._json(
+            "POST",
+            "/v1/push",
+            body={
+                "balloon": balloon,
+                "follow": follow,
+                "host": host,
+                "pool": pool,
+                "subject": subject,
+                "unfollow": unfollow,
+            },
+        )
+        return answer
+
+    async def remote(self, host: str) -> list[RemoteCapsule]:
+        """Capsules that a trusted host offers."""
+        answer: list[RemoteCapsule] = await self._json("GET", f"/v1/remote/{quote(host)}")
+        return answer
+
+    async def remove(self, capsule: str) -> PreviousCapsule:
+        """Remove a ref; the next gc deletes capsules without refs."""
+        answer: PreviousCapsule = await self._json("DELETE", f"/v1/capsules/{quote(capsule)}")
+        return answer
+
+    async def repair(
+        self,
+        *,
+        capsule: str | None = None,
+        host: str | None = None,
+        pool: str | None = None,
+    ) -> Operation:
+        """Fetch damaged and missing objects of capsules from other hosts or a pool."""
+        answer: Operation = await self._json(
+            "POST",
+            "/v1/store/repair",
+            body={
+                "capsule": capsule,
+                "host": host,
+                "pool": pool,
+            },
+        )
+        return answer
+
+    async def resolve(self, name: str, *, decision: HandoverDecision | None = None) -> None:
+        """Decide who has a machine that is between two hosts."""
+        await self._json("POST", f"/v1/machines/{quote(name)}/resolve", body={"decision": decision})
+
+    async def resume(
+        self,
+        *,
+        capsule: CapsuleRef,
+        host: str | None = None,
+        mode: ResumeMode | None = None,
+        name: str | None = None,
+        network: MoveNetwork | None = None,
+        pool: str | None = None,
+        reclaim: bool | None = None,
+        then_full: bool | None = None,
+    ) -> Operation:
+        """Create a machine from a capsule."""
+        answer: Operation = await self._json(
+            "POST",
+            "/v1/resume",
+            body={
+                "capsule": capsule,
+                "host": host,
+                "mode": mode,
+                "name": name,
+                "network": network,
+                "pool": pool,
+                "reclaim": reclaim,
+                "then_full": then_full,
+            },
+        )
+        return answer
+
+    async def revoke_token(self, name: str) -> None:
+        """Revoke a token; streams that it opened end."""
+        await self._json("DELETE", f"/v1/tokens/{quote(name)}")
+
+    async def rewind(self, name: str, *, capsule: CapsuleRef) -> Operation:
+        """Take a machine back to an earlier capsule and keep its present state."""
+        answer: Operation = await self._json(
+            "POST",
+            f"/v1/machines/{quote(name)}/rewind",
+            body={
+                "capsule": capsule,
+            },
+        )
+        return answer
+
+    async def run(
+        self,
+        *,
+        memory: int,
+        name: str,
+        accel: str | None = None,
+        append: str | None = None,
+        cloud_init: CloudInit | None = None,
+        cpu: str | None = None,
+        cpus: int | None = None,
+        disks: list[DiskSource] | None = None,
+        initrd: str | None = None,
+        kernel: str | None = None,
+        nics: list[NicRequest] | None = None,
+        publish: list[PortRequest] | None = None,
+        self_service: SelfService | None = None,
+        settings: MachineSettings | None = None,
+    ) -> MachineInfo:
+        """Create a machine and start it."""
+        answer: MachineInfo = await self._json(
+            "POST",
+            "/v1/machines",
+            body={
+                "accel": accel,
+                "append": append,
+                "cloud_init": cloud_init,
+                "cpu": cpu,
+                "cpus": cpus,
+                "disks": disks,
+                "initrd": initrd,
+                "kernel": kernel,
+                "memory": memory,
+                "name": name,
+                "nics": nics,
+                "publish": publish,
+                "self_service": self_service,
+                "settings": settings,
+            },
+        )
+        return answer
+
+    async def run_schedule(self, name: str, *, dry_run: bool | None = None) -> ScheduleReport:
+        """Run a schedule now, or say what it would remove; the answer comes at its end."""
+        answer: ScheduleReport = await self._json(
+            "POST",
+            f"/v1/schedules/{quote(name)}/run",
+            body={
+                "dry_run": dry_run,
+            },
+        )
+        return answer
+
+    async def schedule(self, name: str) -> ScheduleInfo:
+        """One schedule, with its last runs and its capsules."""
+        answer: ScheduleInfo = await self._json("GET", f"/v1/schedules/{quote(name)}")
+        return answer
+
+    async def schedules(self) -> list[ScheduleInfo]:
+        """Work that the daemon does by itself."""
+        answer: list[ScheduleInfo] = await self._json("GET", "/v1/schedules")
+        return answer
+
+    async def seal(self) -> Operation:
+        """Encrypt what the store had before it was encrypted."""
+        answer: Operation = await self._json("POST", "/v1/store/seal")
+        return answer
+
+    async def set(
+        self,
+        name: str,
+        *,
+        autostart: Autostart | None = None,
+        labels: dict[str, str | None] | None = None,
+        note: str | None = None,
+        restart: RestartRule | None = None,
+    ) -> MachineInfo:
+        """Change when a machine starts by itself, its labels and its note."""
+        answer: MachineInfo = await self._json(
+            "POST",
+            f"/v1/machines/{quote(name)}/settings",
+            body={
+                "autostart": autostart,
+                "labels": labels,
+                "note": note,
+                "restart": restart,
+            },
+        )
+        return answer
+
+    async def start(self, name: str) -> MachineInfo:
+        """Start a stopped or crashed machine from its own disks."""
+        answer: MachineInfo = await self._json("POST", f"/v1/machines/{quote(name)}/start")
+        return answer
+
+    async def stop(
+        self,
+        name: str,
+        *,
+        force: bool | None = None,
+        mode: StopMode | None = None,
+        timeout_s: int | None = None,
+    ) -> MachineInfo:
+        """Stop a machine; the answer comes once it has stopped."""
+        answer: MachineInfo = await self._json(
+            "POST",
+            f"/v1/machines/{quote(name)}/stop",
+            body={
+                "force": force,
+                "mode": mode,
+                "timeout_s": timeout_s,
+            },
+        )
+        return answer
+
+    async def suspend(
+        self,
+        name: str,
+        *,
+        balloon: BalloonTarget | None = None,
+        tag: str | None = None,
+    ) -> Operation:
+        """Save the state of a machine as a capsule and end the machine."""
+        answer: Operation = await self._json(
+            "POST",
+            f"/v1/machines/{quote(name)}/suspend",
+            body={
+                "balloon": balloon,
+                "tag": tag,
+            },
+        )
+        return answer
+
+    async def tag(self, tag: str, *, capsule: CapsuleRef) -> Tagged:
+        """Give a capsule a tag."""
+        answer: Tagged = await self._json(
+            "PUT",
+            f"/v1/tags/{quote(tag)}",
+            body={
+                "capsule": capsule,
+            },
+        )
+        return answer
+
+    async def tokens(self) -> list[TokenInfo]:
+        """Tokens of the API."""
+        answer: list[TokenInfo] = await self._json("GET", "/v1/tokens")
+        return answer
+
+    async def trust(
+        self,
+        *,
+        name: str,
+        address: str | None = None,
+        key: str | None = None,
+        read: list[str] | None = None,
+        write: list[str] | None = None,
+    ) -> TrustEntry:
+        """Trust a host; its name and key must be new."""
+        answer: TrustEntry = await self._json(
+            "POST",
+            "/v1/trust",
+            body={
+                "address": address,
+                "key": key,
+                "name": name,
+                "read": read,
+                "write": write,
+            },
+        )
+        return answer
+
+    async def trusted(self) -> list[TrustEntry]:
+        """Trusted hosts."""
+        answer: list[TrustEntry] = await self._json("GET", "/v1/trust")
+        return answer
+
+    async def unpause(self, name: str) -> MachineInfo:
+        """Continue a paused machine."""
+        answer: MachineInfo = await self._json("POST", f"/v1/machines/{quote(name)}/unpause")
+        return answer
+
+    async def unprotect(self, name: str) -> MachineInfo:
+        """Stop protecting a machine."""
+        answer: MachineInfo = await self._json("DELETE", f"/v1/machines/{quote(name)}/protect")
+        return answer
+
+    async def verify(self) -> Operation:
+        """Read and check everything in the store."""
+        answer: Operation = await self._json("POST", "/v1/store/verify")
+        return answer
+
+
+__all__ = ["AsyncCalls", "Calls"]
