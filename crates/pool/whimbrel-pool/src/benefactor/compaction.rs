@@ -8,6 +8,7 @@ use super::{
     chunk_store::{ChunkSlot, ChunkStore, name_of},
     error::{ChunkError, Result},
     segment::RECORD,
+    segment_heads,
 };
 use std::{fs, sync::PoisonError};
 use whimbrel_core::Digest;
@@ -62,6 +63,7 @@ impl ChunkStore {
             return Ok(moved);
         }
         self.state().segments.remove(&number);
+        segment_heads::remove(&self.dir, number);
         fs::remove_file(self.dir.join(name_of(number)))
             .map_err(|error| self.failed("remove", number)(error))?;
         Ok(moved)

@@ -14,6 +14,7 @@ mod remote_segments;
 mod scrub;
 mod scrub_reports;
 mod segment;
+mod segment_heads;
 mod service;
 
 pub use bucket::{Bucket, TierError, TierOptions, TierOwner, TierUrl, TierUrlError};

@@ -11,6 +11,7 @@ use super::{
     chunk_store::{ChunkSlot, ChunkStore, Segment, State, name_of, number_of, release},
     error::{ChunkError, Result},
     segment::{self, RECORD},
+    segment_heads,
 };
 use bytes::Bytes;
 use std::{
@@ -99,7 +100,7 @@ pub(super) fn heads_in(dir: &Path) -> io::Result<BTreeSet<u32>> {
 }
 
 /// The chunks of a segment with the positions of their frames, and the length of the segment, from its heads.
-fn slots(
+pub(super) fn slots(
     number: u32,
     heads: &[u8],
     touched: Instant,
@@ -232,6 +233,7 @@ impl ChunkStore {
         if let Some(segment) = self.state().segments.get_mut(&number) {
             segment.file = None;
         }
+        segment_heads::remove(&self.dir, number);
         // Readers have the file open.
         fs::remove_file(self.dir.join(name_of(number))).map_err(|error| self.failed("remove", number)(error))
     }

@@ -8,8 +8,8 @@ use crate::{
     connections::ConnectionCache,
     manager::answer_about_backups,
     protocol::{
-        BenefactorAddress, CopyChunks, FlushChunks, GetChunk, ListBackups, MAX_BATCH, PutChunks, ReadBackup,
-        call_name, code, get_digests, put_bits,
+        BenefactorAddress, CopyChunks, FlushChunks, GetChunk, GetChunks, ListBackups, MAX_BATCH, PutChunks,
+        ReadBackup, call_name, code, get_digests, put_bits,
     },
 };
 use bytes::Bytes;
@@ -20,6 +20,9 @@ use whimbrel_wire::{Answer, BoxFuture, Call, Code, Peer, Refusal, Reply, Request
 
 /// Bytes of frames in one request of a copy.
 const COPY_BYTES: usize = 4 << 20;
+
+/// Bytes of frames in one answer, unless a single frame is longer.
+const ANSWER_BYTES: usize = 4 << 20;
 
 /// The service of a chunk store.
 #[derive(Debug, Clone)]
@@ -83,6 +86,33 @@ impl BenefactorService {
         let store = self.store.clone();
         let frame = blocking(move || store.get(&digest)).await??;
         Reply::of::<GetChunk>(&(), frame)
+    }
+
+    /// Reads chunks as far as they fit into an answer. One that cannot be read ends the answer; if it is the
+    /// first, its error is the answer.
+    async fn get_many(&self, request: Request) -> Answer {
+        request.decode::<GetChunks>()?;
+        let digests = get_digests(&request.payload).filter(|digests| digests.len() <= MAX_BATCH);
+        let digests = digests.ok_or_else(|| invalid("a truncated list, or too many chunks"))?;
+        let store = self.store.clone();
+        let read = move || -> Result<(Vec<u32>, Vec<u8>), Refusal> {
+            let (mut lengths, mut frames) = (Vec::new(), Vec::new());
+            for digest in &digests {
+                let frame = match store.get(digest) {
+                    Err(error) if lengths.is_empty() => return Err(error.into()),
+                    Err(_) => break,
+                    Ok(frame) => frame,
+                };
+                if !lengths.is_empty() && frames.len() + frame.len() > ANSWER_BYTES {
+                    break;
+                }
+                lengths.push(frame.len() as u32);
+                frames.extend_from_slice(&frame);
+            }
+            Ok((lengths, frames))
+        };
+        let (lengths, frames) = blocking(read).await??;
+        Reply::of::<GetChunks>(&lengths, frames.into())
     }
 
     async fn flush(&self, request: Request) -> Answer {
@@ -152,6 +182,7 @@ impl Service for BenefactorService {
             let answer = match request.kind {
                 PutChunks::KIND => self.put(request).await,
                 GetChunk::KIND => self.get(request).await,
+                GetChunks::KIND => self.get_many(request).await,
                 FlushChunks::KIND => self.flush(request).await,
                 CopyChunks::KIND => self.copy(request).await,
                 ListBackups::KIND | ReadBackup::KIND => match &self.backups {

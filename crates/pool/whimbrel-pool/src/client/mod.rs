@@ -8,6 +8,7 @@ mod chunk_pipeline;
 mod encryption;
 mod error;
 mod exclusions;
+mod fetch_group;
 mod manager_calls;
 mod map_seal;
 mod memory_budget;

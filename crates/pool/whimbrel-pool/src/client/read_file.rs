@@ -29,7 +29,7 @@ const LOCATED: usize = 256;
 /// Most cached locations; above, all are dropped.
 const LOCATIONS: usize = 200_000;
 
-type Cell = Arc<OnceCell<Bytes>>;
+pub(super) type Cell = Arc<OnceCell<Bytes>>;
 /// A chunk by its number, and by its digest if that is known from a seal: the manager, who numbers chunks,
 /// is not believed then.
 type CellKey = (ChunkId, Option<Digest>);
@@ -37,15 +37,15 @@ type CellKey = (ChunkId, Option<Digest>);
 #[derive(Debug)]
 pub(super) struct ChunkCache {
     most: usize,
-    state: Mutex<CacheState>,
+    pub(super) state: Mutex<CacheState>,
 }
 
 #[derive(Debug, Default)]
-struct CacheState {
+pub(super) struct CacheState {
     cells: HashMap<CellKey, Cell>,
     order: VecDeque<(CellKey, usize)>,
     bytes: usize,
-    located: HashMap<ChunkId, LocatedChunk>,
+    pub(super) located: HashMap<ChunkId, LocatedChunk>,
 }
 
 impl ChunkCache {
@@ -54,7 +54,7 @@ impl ChunkCache {
     }
 
     /// The cell of a chunk, which may still be empty, and whether it existed before.
-    fn cell(&self, piece: &ChunkRef) -> (Cell, bool) {
+    pub(super) fn cell(&self, piece: &ChunkRef) -> (Cell, bool) {
         let (mut state, key) = (lock(&self.state), (piece.chunk, piece.digest));
         if let Some(cell) = state.cells.get(&key) {
             return (cell.clone(), true);
@@ -110,7 +110,7 @@ impl Pool {
     }
 
     /// Locates chunks whose places are unknown, or all of them if `anew`.
-    async fn locate(&self, wanted: &[ChunkId], anew: bool) -> Result<()> {
+    pub(super) async fn locate(&self, wanted: &[ChunkId], anew: bool) -> Result<()> {
         let unknown: Vec<ChunkId> = {
             let state = lock(&self.inner.cache.state);
             wanted.iter().copied().filter(|chunk| anew || !state.located.contains_key(chunk)).collect()
@@ -139,7 +139,7 @@ impl Pool {
         Ok(fetched.clone())
     }
 
-    async fn fetch(&self, piece: &ChunkRef) -> Result<Bytes> {
+    pub(super) async fn fetch(&self, piece: &ChunkRef) -> Result<Bytes> {
         let mut because = None;
         for anew in [false, true] {
             self.locate(&[piece.chunk], anew).await?;
@@ -158,7 +158,7 @@ impl Pool {
     }
 
     /// Decrypts a chunk if necessary and checks its length.
-    fn decrypt(&self, piece: &ChunkRef, bytes: Vec<u8>) -> Result<Bytes> {
+    pub(super) fn decrypt(&self, piece: &ChunkRef, bytes: Vec<u8>) -> Result<Bytes> {
         let raw = match (piece.encrypted, &self.inner.options.secret) {
             (false, None) => bytes,
             (true, Some(secret)) => {
@@ -303,7 +303,7 @@ impl ReadFile {
         self.pool.locate(&wanted, false).await?;
         let mut out = BytesMut::new();
         // Fetches the others while the first is awaited.
-        (first + 1..=last).for_each(|at| self.spawn(at));
+        self.pool.fetch_ahead(self.pieces.get(first + 1..=last).unwrap_or_default());
         for at in first..=last {
             let chunk = self.pool.chunk(&self.pieces[at]).await?;
             let start = self.ends[at] - u64::from(self.pieces[at].length);
@@ -317,20 +317,11 @@ impl ReadFile {
         Ok(out.freeze())
     }
 
-    fn spawn(&self, at: usize) {
-        let Some(piece) = self.pieces.get(at).copied() else { return };
-        let pool = self.pool.clone();
-        self.pool.inner.runtime.spawn(async move {
-            // A reader that needs the chunk fetches it again and gets the error.
-            let _ = pool.chunk(&piece).await;
-        });
-    }
-
     /// Fetches the chunks after `last` up to the readahead limit, unless they were fetched ahead before.
     fn read_ahead(&self, first: usize, last: usize) {
         let far = self.ends[first].saturating_add(self.pool.inner.options.read_ahead as u64);
         let until = self.ends.partition_point(|end| *end <= far).min(self.pieces.len());
         let begun = self.ahead.fetch_max(until as u64, Ordering::Relaxed) as usize;
-        (begun.max(last + 1)..until).for_each(|at| self.spawn(at));
+        self.pool.fetch_ahead(self.pieces.get(begun.max(last + 1)..until).unwrap_or_default());
     }
 }

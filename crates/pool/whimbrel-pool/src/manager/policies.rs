@@ -217,7 +217,7 @@ mod tests {
             let (node, make) = (None, new(folder, "file", false));
             let (size, modified, copies, sent, base) = (0, 0, 1, 0, 0);
             let commit = Commit { session, number, node, make, size, modified, copies, sent, base };
-            meta.commit(&commit, &[], &[], now).await.unwrap();
+            meta.commit(&commit, Vec::new(), &[], now).await.unwrap();
         };
         for folder in &folders {
             write(*folder).await;

@@ -241,7 +241,7 @@ impl ManagerService {
         let commit = request.decode::<CommitFile>()?;
         let (pieces, seal) =
             chunk_map::decode_sealed(&request.payload).map_err(|error| invalid(&error.to_string()))?;
-        let node = self.shared.meta.commit(&commit, &pieces, seal, self.now()).await?;
+        let node = self.shared.meta.commit(&commit, pieces, seal, self.now()).await?;
         Reply::of::<CommitFile>(&node, Bytes::new())
     }
 

@@ -1,7 +1,9 @@
 //! Meta connections, schema migration, parts of statements.
 
 use super::driver::{Connections, Tx, is_postgres, query};
-use crate::meta::{MetaError, Result, group_commit::GroupCommit, leader_lock::LeaderLock, schema};
+use crate::meta::{
+    MetaError, Result, commit_queue::CommitQueue, group_commit::GroupCommit, leader_lock::LeaderLock, schema,
+};
 use std::{fmt::Write, sync::Arc};
 
 /// Values in one statement; SQLite allows 32,766, but longer statements are not faster.
@@ -15,6 +17,7 @@ pub(crate) const RANGES: usize = 400;
 pub(crate) struct Meta {
     pub(crate) write: Connections,
     pub(crate) read: Connections,
+    pub(super) commits: CommitQueue,
     /// Group commit, for SQLite only.
     syncs: Option<Arc<GroupCommit>>,
     /// URL of the database, for PostgreSQL only.
@@ -27,8 +30,9 @@ impl Meta {
         let database = match is_postgres(location) {
             true => {
                 let connections = Connections::open(location, 8).await?;
+                let commits = CommitQueue::start(connections.clone(), None);
                 let url = Some(location.into());
-                Self { write: connections.clone(), read: connections, syncs: None, url }
+                Self { write: connections.clone(), read: connections, commits, syncs: None, url }
             }
             false => {
                 let url = format!("sqlite://{location}?mode=rwc");
@@ -40,7 +44,9 @@ impl Meta {
                     query(setting).execute(&write).await?;
                 }
                 let read = Connections::open(&url, 4).await?;
-                Self { write, read, syncs: Some(Arc::new(GroupCommit::of(location))), url: None }
+                let syncs = Some(Arc::new(GroupCommit::of(location)));
+                let commits = CommitQueue::start(write.clone(), syncs.clone());
+                Self { write, read, commits, syncs, url: None }
             }
         };
         database.migrate().await?;
@@ -65,6 +71,12 @@ impl Meta {
             // PostgreSQL has synced at the commit.
             None => Ok(()),
         }
+    }
+
+    /// Syncs that were asked for so far; 0 for PostgreSQL.
+    #[cfg(test)]
+    pub(super) fn syncs_requested(&self) -> u64 {
+        self.syncs.as_ref().map_or(0, |syncs| syncs.requested())
     }
 
     async fn migrate(&self) -> Result<()> {
@@ -127,6 +139,16 @@ pub(crate) fn rows(first: usize, rows: usize, width: usize) -> String {
         out += ")";
     }
     out
+}
+
+/// Placeholders like those of [`rows`], each with the type of its column, for rows that no table gives types.
+pub(crate) fn typed_rows(first: usize, rows: usize, types: &[&str]) -> String {
+    let value = |(column, kind): (usize, &&str)| format!("CAST(${column} AS {kind})");
+    let row = |row: usize| {
+        let values: Vec<String> = (first + row * types.len()..).zip(types).map(value).collect();
+        format!("({})", values.join(", "))
+    };
+    (0..rows).map(row).collect::<Vec<_>>().join(", ")
 }
 
 /// Start of a statement with a table `part` of ranges.

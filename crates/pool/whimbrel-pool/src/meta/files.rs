@@ -1,7 +1,7 @@
 //! Meta statements on files and folders.
 
 use super::{
-    database::{Meta, numbers, signed, unsigned},
+    database::{BATCH, Meta, list, numbers, rows, signed, typed_rows, unsigned},
     driver::{Row, Tx, query},
     pins, versions,
 };
@@ -48,8 +48,107 @@ pub(crate) async fn get(tx: &mut Tx<'_>, id: NodeId) -> Result<Option<Node>> {
     row.map(|row| node_of(&row)).transpose()
 }
 
+/// The nodes with these numbers that exist; their rows are locked in PostgreSQL.
+pub(super) async fn get_all(tx: &mut Tx<'_>, ids: &[NodeId]) -> Result<Vec<Node>> {
+    let mut found = Vec::with_capacity(ids.len());
+    for batch in ids.chunks(BATCH) {
+        let lock = if tx.is_postgres() { "ORDER BY id FOR NO KEY UPDATE" } else { "" };
+        let mut query =
+            query(format!("SELECT {COLUMNS} FROM node WHERE id IN ({}) {lock}", list(1, batch.len())));
+        for id in batch {
+            query = query.bind(signed(*id)?);
+        }
+        for row in query.fetch_all(&mut *tx).await? {
+            found.push(node_of(&row)?);
+        }
+    }
+    Ok(found)
+}
+
+/// The nodes with these folders and names that exist; their rows are locked in PostgreSQL.
+pub(super) async fn find_all(tx: &mut Tx<'_>, places: &[(NodeId, &str)]) -> Result<Vec<Node>> {
+    let mut found = Vec::new();
+    for batch in places.chunks(BATCH) {
+        let lock = if tx.is_postgres() { "ORDER BY id FOR NO KEY UPDATE" } else { "" };
+        let mut query = query(format!(
+            "SELECT {COLUMNS} FROM node WHERE (parent, name) IN (VALUES {}) {lock}",
+            typed_rows(1, batch.len(), &["BIGINT", "TEXT"])
+        ));
+        for (parent, name) in batch {
+            query = query.bind(signed(*parent)?).bind(*name);
+        }
+        for row in query.fetch_all(&mut *tx).await? {
+            found.push(node_of(&row)?);
+        }
+    }
+    Ok(found)
+}
+
+/// A node that was created just now.
+pub(super) fn node_from(id: NodeId, make: &NewNode, now: i64) -> Node {
+    let NewNode { parent, name, folder, mode, uid, gid } = make.clone();
+    let time = now * 1_000_000;
+    Node {
+        id,
+        parent,
+        name,
+        folder,
+        mode: mode & 0o7777,
+        uid,
+        gid,
+        size: 0,
+        modified: time,
+        changed: time,
+        version: 0,
+    }
+}
+
+/// Inserts nodes whose names are free, and updates the times of their folders.
+pub(super) async fn insert_all(tx: &mut Tx<'_>, nodes: &[Node]) -> Result<()> {
+    for batch in nodes.chunks(BATCH) {
+        let mut query = query(format!("INSERT INTO node ({COLUMNS}) VALUES {}", rows(1, batch.len(), 11)));
+        for node in batch {
+            query = query
+                .bind(signed(node.id)?)
+                .bind(signed(node.parent)?)
+                .bind(&node.name)
+                .bind(i64::from(node.folder))
+                .bind(i64::from(node.mode))
+                .bind(i64::from(node.uid))
+                .bind(i64::from(node.gid))
+                .bind(signed(node.size)?)
+                .bind(node.modified)
+                .bind(node.changed)
+                .bind(signed(node.version)?);
+        }
+        query.execute(&mut *tx).await?;
+    }
+    let mut changed: std::collections::BTreeMap<NodeId, i64> = Default::default();
+    for node in nodes {
+        let latest = changed.entry(node.parent).or_insert(node.changed);
+        *latest = node.changed.max(*latest);
+    }
+    for (folder, at) in changed {
+        touch(tx, folder, at / 1_000_000).await?;
+    }
+    Ok(())
+}
+
+/// Stores what a commit changes of a file.
+pub(super) async fn update_content(tx: &mut Tx<'_>, node: &Node) -> Result<()> {
+    query("UPDATE node SET size = $2, modified = $3, changed = $4, version = $5 WHERE id = $1")
+        .bind(signed(node.id)?)
+        .bind(signed(node.size)?)
+        .bind(node.modified)
+        .bind(node.changed)
+        .bind(signed(node.version)?)
+        .execute(&mut *tx)
+        .await?;
+    Ok(())
+}
+
 /// Accepts one path component that is not `.`, `..` or the folder of old versions.
-fn check_name(name: &str) -> Result<()> {
+pub(super) fn check_name(name: &str) -> Result<()> {
     let bad = name.is_empty() || name.len() > MAX_NAME || name.contains(['/', '\0']);
     if bad || [".", "..", ".versions"].contains(&name) {
         return Err(MetaError::Invalid("the name is not allowed"));
@@ -67,20 +166,9 @@ pub(crate) async fn make_in(tx: &mut Tx<'_>, make: &NewNode, now: i64) -> Result
     if find(tx, make.parent, &make.name).await?.is_some() {
         return Err(MetaError::Exists);
     }
-    let id = numbers(tx, "node", 1).await?;
-    query(format!("INSERT INTO node ({COLUMNS}) VALUES ($1, $2, $3, $4, $5, $6, $7, 0, $8, $8, 0)"))
-        .bind(signed(id)?)
-        .bind(signed(make.parent)?)
-        .bind(&make.name)
-        .bind(i64::from(make.folder))
-        .bind(i64::from(make.mode & 0o7777))
-        .bind(i64::from(make.uid))
-        .bind(i64::from(make.gid))
-        .bind(now * 1_000_000)
-        .execute(&mut *tx)
-        .await?;
-    touch(tx, make.parent, now).await?;
-    get(tx, id).await?.ok_or(MetaError::NotFound)
+    let node = node_from(numbers(tx, "node", 1).await?, make, now);
+    insert_all(tx, std::slice::from_ref(&node)).await?;
+    Ok(node)
 }
 
 /// Updates the times of a folder after a change in it.

@@ -33,6 +33,11 @@ impl GroupCommit {
         Self { log, requested: AtomicU64::new(0), synced: tokio::sync::Mutex::new(0), failed: Arc::default() }
     }
 
+    #[cfg(test)]
+    pub(super) fn requested(&self) -> u64 {
+        self.requested.load(Ordering::Acquire)
+    }
+
     /// Waits until everything committed before is durable.
     pub(crate) async fn wait(&self) -> io::Result<()> {
         let mine = self.requested.fetch_add(1, Ordering::AcqRel) + 1;

@@ -7,6 +7,8 @@
 
 mod backup;
 mod chunks;
+mod commit_queue;
+mod commits;
 mod database;
 mod driver;
 mod files;

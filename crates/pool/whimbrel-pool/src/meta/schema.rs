@@ -26,6 +26,8 @@ pub(super) const LATER: &[&str] = &[
     "ALTER TABLE version ADD COLUMN newer BIGINT NOT NULL DEFAULT 0",
     "ALTER TABLE version ADD COLUMN copies BIGINT NOT NULL DEFAULT 0",
     "ALTER TABLE benefactor ADD COLUMN labels TEXT",
+    "CREATE INDEX committed_at ON committed (at)",
+    "CREATE INDEX repair_since ON repair (since)",
 ];
 
 const TABLES: &[&str] = &[

@@ -53,7 +53,7 @@ impl Database {
         let commit =
             Commit { session, number, node: None, make, size: 10, modified: 0, copies, sent: 10, base: 0 };
         self.meta
-            .commit(&commit, &[ChunkRef { chunk, length: 10, encrypted: false, digest: None }], &[], NOW)
+            .commit(&commit, vec![ChunkRef { chunk, length: 10, encrypted: false, digest: None }], &[], NOW)
             .await
             .map(drop)
     }
@@ -74,7 +74,7 @@ impl Database {
             .iter()
             .map(|chunk| ChunkRef { chunk: *chunk, length: 10, encrypted: false, digest: None })
             .collect();
-        self.meta.commit(&commit, &pieces, &[], NOW).await
+        self.meta.commit(&commit, pieces, &[], NOW).await
     }
 
     async fn chunks(&self, session: u64, count: u64, places: &[BenefactorId]) -> Vec<u64> {
@@ -420,4 +420,51 @@ async fn only_files_below_a_policy_that_removes_versions_are_read_for_it() {
     assert_eq!(read().await, ["kept", "last"], "these have policies of their own");
     database.meta.set_policy(1, Some(&last), NOW).await.unwrap();
     assert_eq!(read().await, ["free", "kept", "last"]);
+}
+
+#[tokio::test]
+async fn a_commit_that_fails_in_a_batch_fails_alone_and_takes_no_other_with_it() {
+    let database = Database::new(1).await;
+    let (meta, open) = (&database.meta, async || database.meta.start_session(&[], NOW).await.unwrap());
+    let (session, ended) = (open().await, open().await);
+    let chunks = database.chunks(session, 20, &[1]).await;
+    database.version((session, 0), "old", &chunks[..2], 0).await.unwrap();
+    meta.end_session(ended).await.unwrap();
+    let before = meta.syncs_requested();
+    // Nobody can begin a transaction until all are waiting.
+    let held = meta.write.begin().await.unwrap();
+    let send = |session, number: u32, name: &str, chunks: &[u64]| {
+        let make = NewNode { parent: 1, name: name.into(), folder: false, mode: 0o644, uid: 0, gid: 0 };
+        let (size, copies, node) = (chunks.len() as u64 * 10, 1, None);
+        let commit = Commit { session, number, node, make, size, modified: 0, copies, sent: 0, base: 0 };
+        let piece = |chunk: &u64| ChunkRef { chunk: *chunk, length: 10, encrypted: false, digest: None };
+        let pieces = chunks.iter().map(piece).collect();
+        let meta = meta.clone();
+        tokio::spawn(async move { meta.commit(&commit, pieces, &[], NOW).await })
+    };
+    let mut sent: Vec<_> = (1..=10).map(|n| send(session, n, &format!("f{n}"), &chunks[..3])).collect();
+    sent.push(send(session, 11, "gone", &[chunks[0], 999_999]));
+    sent.push(send(ended, 12, "over", &chunks[..1]));
+    sent.push(send(session, 13, "old", &chunks[1..4]));
+    sent.push(send(session, 14, "old", &chunks[5..6]));
+    sent.push(send(session, 14, "old", &chunks[5..6]));
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    drop(held);
+    let mut nodes = Vec::new();
+    for one in sent {
+        nodes.push(one.await.unwrap());
+    }
+    use crate::meta::MetaError;
+    assert!(nodes[..10].iter().all(Result::is_ok), "{nodes:?}");
+    assert!(matches!(nodes[10], Err(MetaError::Gone)), "{:?}", nodes[10]);
+    assert!(matches!(nodes[11], Err(MetaError::SessionOver)), "{:?}", nodes[11]);
+    assert!(meta.lookup(1, "gone").await.is_err() && meta.lookup(1, "over").await.is_err());
+    let old = meta.lookup(1, "old").await.unwrap();
+    let numbers: Vec<u32> = meta.versions(old.id).await.unwrap().iter().map(|one| one.number).collect();
+    assert_eq!(numbers, [3, 2, 1], "two commits to a file, and one of them twice");
+    assert_eq!((old.size, meta.totals().await.unwrap().chunks), (10, 5));
+    let shared = meta.syncs_requested() - before;
+    assert!(shared < 8, "{shared} syncs for 15 commits");
 }

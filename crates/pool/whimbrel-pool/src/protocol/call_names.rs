@@ -26,6 +26,7 @@ pub fn call_name(kind: u16) -> &'static str {
         GetStatus::KIND => "status",
         PutChunks::KIND => "put-chunks",
         GetChunk::KIND => "get-chunk",
+        GetChunks::KIND => "get-chunks",
         FlushChunks::KIND => "flush-chunks",
         CopyChunks::KIND => "copy-chunks",
         RequestHeartbeat::KIND => "request-heartbeat",

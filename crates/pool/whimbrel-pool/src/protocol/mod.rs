@@ -522,6 +522,10 @@ call!(/// Manager to benefactor: requests a heartbeat now. The answer is the [`a
     /// it is sent once everybody admitted by then may connect to the benefactor.
     RequestHeartbeat = 0x44, () => Digest);
 
+call!(/// Reads the frames of several chunks. Payload: digests, at most [`MAX_BATCH`]; answer: lengths and frames of
+    /// the first of them, at least one, as many as fit into an answer and can be read.
+    GetChunks = 0x47, () => Vec<u32>);
+
 call!(/// Manager to benefactor: stores the next piece of a backup, which is the payload.
     PutBackup = 0x45, BackupPiece => ());
 call!(/// Manager to benefactor: requests an inventory now.

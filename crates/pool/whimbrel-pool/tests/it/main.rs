@@ -11,6 +11,7 @@ mod places;
 mod pool;
 mod posix;
 mod postgres;
+mod reads;
 mod scrub;
 mod seals;
 mod tier;

@@ -197,3 +197,31 @@ fn a_latched_store_offers_no_room() {
     assert_eq!(store.usage().free, 0);
     assert!(matches!(store.put(&[chunk(1, 100)]), Err(ChunkError::Latched)));
 }
+
+#[test]
+fn a_closed_segment_is_not_read_again_at_the_start_unless_its_file_of_heads_is_wrong() {
+    let dir = tempfile::tempdir().unwrap();
+    let chunks: Vec<_> = (0..70).map(|seed| chunk(seed, 1 << 20)).collect();
+    let store = open(dir.path());
+    chunks.iter().for_each(|chunk| store.put(std::slice::from_ref(chunk)).unwrap());
+    drop(store);
+    let (heads, segment) = (dir.path().join("00000001.heads"), dir.path().join(name_of(1)));
+    let stored = fs::read(&heads).unwrap();
+    // The first record has no head any more, which only reading the segment shows.
+    let file = File::options().read(true).write(true).open(&segment).unwrap();
+    let mut head = [0; RECORD];
+    file.read_exact_at(&mut head, 0).unwrap();
+    file.write_all_at(&[0; RECORD], 0).unwrap();
+    let store = open(dir.path());
+    assert_eq!(store.usage().chunks, 70);
+    chunks.iter().for_each(|(digest, frame)| assert_eq!(store.get(digest).unwrap(), frame));
+    drop(store);
+    file.write_all_at(&head, 0).unwrap();
+    for wrong in [&stored[RECORD..], &stored[..RECORD + 1], b"", &[7; RECORD]] {
+        fs::write(&heads, wrong).unwrap();
+        assert_eq!(open(dir.path()).usage().chunks, 70, "the segment was read");
+        assert_eq!(fs::read(&heads).unwrap(), stored, "and its heads were written again");
+    }
+    let live: u64 = open(dir.path()).state().segments.values().map(|segment| segment.live).sum();
+    assert_eq!(live, chunks.iter().map(|(_, frame)| (RECORD + frame.len()) as u64).sum::<u64>());
+}
