@@ -5,13 +5,13 @@
 //! many of those, what [needs no waiting](FileSystem::answers_now) is still answered at once.
 
 use crate::{
-    Access, Attributes, Caller, Entry, Errno, FileKind, FileSystem, MountOptions, Opened, Question, Result,
-    SetAttributes, SetTime, elastic_threads::ElasticThreads,
+    Access, Attributes, Caller, Entry, Errno, FileKind, FileLock, FileSystem, LockKind, MountOptions, Opened,
+    Question, Result, SetAttributes, SetTime, elastic_threads::ElasticThreads,
 };
 use fuser::{
     BsdFileFlags, FileHandle, Generation, INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags,
-    RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyLseek,
-    ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyLock,
+    ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use std::{
     ffi::OsStr,
@@ -49,11 +49,13 @@ pub(crate) struct Adapter<F> {
     read_ahead: u32,
     writeback: bool,
     shared_maps: bool,
+    locks: bool,
 }
 
 impl<F: FileSystem> Adapter<F> {
     pub(crate) fn new(files: F, options: &MountOptions) -> Self {
-        let MountOptions { max_write, read_ahead, writeback, shared_maps, access_lists, .. } = *options;
+        let MountOptions { max_write, read_ahead, writeback, shared_maps, access_lists, locks, .. } =
+            *options;
         let threads = options.threads.max(1);
         Self {
             files: Arc::new(files),
@@ -65,6 +67,7 @@ impl<F: FileSystem> Adapter<F> {
             read_ahead,
             writeback,
             shared_maps,
+            locks,
         }
     }
 
@@ -157,6 +160,10 @@ impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
         }
         if self.shared_maps {
             let _ = config.add_capabilities(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP);
+        }
+        if self.locks {
+            let _ = config.add_capabilities(InitFlags::FUSE_POSIX_LOCKS);
+            let _ = config.add_capabilities(InitFlags::FUSE_FLOCK_LOCKS);
         }
         if self.access_lists {
             let _ = config.add_capabilities(InitFlags::FUSE_POSIX_ACL);
@@ -298,6 +305,87 @@ impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
         });
     }
 
+    fn flush(
+        &self,
+        request: &Request,
+        inode: INodeNo,
+        handle: FileHandle,
+        owner: LockOwner,
+        reply: ReplyEmpty,
+    ) {
+        let (by, locks) = (caller(request), self.locks);
+        self.answer(Question::Other, move |files| {
+            let flushed = call(files, |files| files.flush(by, inode.0, handle.0));
+            if locks {
+                // Others get the lock after the content.
+                let _ = call(files, |files| {
+                    files.unlock_all(inode.0, owner.0);
+                    Ok(())
+                });
+            }
+            match flushed {
+                Ok(()) => reply.ok(),
+                Err(error) => reply.error(error),
+            }
+        });
+    }
+
+    fn getlk(
+        &self,
+        _request: &Request,
+        inode: INodeNo,
+        _handle: FileHandle,
+        owner: LockOwner,
+        start: u64,
+        end: u64,
+        kind: i32,
+        pid: u32,
+        reply: ReplyLock,
+    ) {
+        self.answer(Question::Other, move |files| {
+            let found = call(files, |files| {
+                let kind = LockKind::of(kind)?;
+                files.getlk(inode.0, owner.0, FileLock { start, end, kind, pid })
+            });
+            match found {
+                Ok(FileLock { start, end, kind, pid }) => reply.locked(start, end, kind.number(), pid),
+                Err(error) => reply.error(error),
+            }
+        });
+    }
+
+    fn setlk(
+        &self,
+        request: &Request,
+        inode: INodeNo,
+        handle: FileHandle,
+        owner: LockOwner,
+        start: u64,
+        end: u64,
+        kind: i32,
+        pid: u32,
+        sleep: bool,
+        reply: ReplyEmpty,
+    ) {
+        let by = caller(request);
+        let set = move |files: &F| {
+            let done = call(files, |files| {
+                let lock = FileLock { start, end, kind: LockKind::of(kind)?, pid };
+                files.setlk(by, inode.0, handle.0, owner.0, lock, sleep)
+            });
+            match done {
+                Ok(()) => reply.ok(),
+                Err(error) => reply.error(error),
+            }
+        };
+        if sleep {
+            // It may take for ever.
+            let files = self.files.clone();
+            return self.waiting.run(move || set(&*files));
+        }
+        self.answer(Question::Other, set);
+    }
+
     requests! {
         getattr(by, inode: INodeNo, handle: Option<FileHandle>) Question::Attributes(inode.0), reply: ReplyAttr,
             |files| files.getattr(by, inode.0, handle_of(handle)) => (attributes, ttl) => reply.attr(&ttl, &attributes.to_fuser());
@@ -325,8 +413,6 @@ impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
             |files| files.create(by, parent.0, &name, mode, Access { flags }) => (entry, opened) => reply_created(reply, &entry, &opened);
         read(_by, inode: INodeNo, handle: FileHandle, offset: u64, size: u32, _flags: OpenFlags, _owner: Option<LockOwner>) Question::Read(inode.0, offset, size), reply: ReplyData,
             |files| files.read(inode.0, handle.0, offset, size) => data => reply.data(&data[..data.len().min(size as usize)]);
-        flush(by, inode: INodeNo, handle: FileHandle, _owner: LockOwner) Question::Other, reply: ReplyEmpty,
-            |files| files.flush(by, inode.0, handle.0) => () => reply.ok();
         release(_by, inode: INodeNo, handle: FileHandle, _flags: OpenFlags, _owner: Option<LockOwner>, _flush: bool) Question::Other, reply: ReplyEmpty,
             |files| files.release(inode.0, handle.0) => () => reply.ok();
         fsync(_by, inode: INodeNo, handle: FileHandle, data_only: bool) Question::Other, reply: ReplyEmpty,

@@ -46,6 +46,7 @@ numbers!(
     ENODATA,
     ENODEV,
     ENOENT,
+    ENOLCK,
     ENOMEM,
     ENOSPC,
     ENOSYS,

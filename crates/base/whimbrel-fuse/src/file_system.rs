@@ -1,6 +1,8 @@
 //! The trait of a file system. Its methods block and may be called from several threads at once.
 
-use crate::{Access, Attributes, Errno, FileKind, Opened, Result, SetAttributes, attributes::NO_TTL};
+use crate::{
+    Access, Attributes, Errno, FileKind, FileLock, Opened, Result, SetAttributes, attributes::NO_TTL,
+};
 use bytes::Bytes;
 use std::{
     ffi::{OsStr, OsString},
@@ -246,6 +248,29 @@ pub trait FileSystem: Send + Sync + 'static {
     fn fallocate(&self, inode: u64, handle: u64, offset: u64, length: u64, mode: i32) -> Result<()> {
         Err(Errno::ENOTSUP)
     }
+
+    /// The first lock of others that is in the way of this one; if there is none, the lock is `Unlock`. Locks
+    /// are asked for only if the mount has them ([`MountOptions::locks`](crate::MountOptions::locks)).
+    fn getlk(&self, inode: u64, owner: u64, lock: FileLock) -> Result<FileLock> {
+        Err(Errno::ENOSYS)
+    }
+
+    /// Sets or removes a lock of an owner. With `wait` it waits until nobody has another in the way; otherwise
+    /// it fails with `EAGAIN`. It belongs to the owner and not to the handle, which is the one it was set by.
+    fn setlk(
+        &self,
+        caller: Caller,
+        inode: u64,
+        handle: u64,
+        owner: u64,
+        lock: FileLock,
+        wait: bool,
+    ) -> Result<()> {
+        Err(Errno::ENOSYS)
+    }
+
+    /// An owner has closed a descriptor of the file, and so has no locks of it any more.
+    fn unlock_all(&self, inode: u64, owner: u64) {}
 
     /// Copies between two open files without passing the bytes through the caller, and returns how many were
     /// copied, perhaps fewer. With `ENOTSUP` the kernel reads and writes this time, with `ENOSYS` always.

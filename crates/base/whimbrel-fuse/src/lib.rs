@@ -18,12 +18,14 @@ mod connection;
 mod elastic_threads;
 mod errno;
 mod file_system;
+mod locks;
 mod mount;
 mod open;
 
 pub use attributes::{Attributes, FileKind, SetAttributes, SetTime};
 pub use errno::{Errno, Result};
 pub use file_system::{Caller, DirEntry, Entry, FileSystem, Question, StatFs};
+pub use locks::{FileLock, LockKind};
 pub use mount::{MountError, MountOptions, Mounted, Notifier, clear_stale};
 pub use open::{Access, Opened};
 

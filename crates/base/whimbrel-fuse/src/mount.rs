@@ -50,6 +50,8 @@ pub struct MountOptions {
     pub access_lists: bool,
     /// Whether files opened without page cache may be mapped shared; otherwise `mmap` fails with `ENODEV`.
     pub shared_maps: bool,
+    /// Whether locks are those of the file system; otherwise they apply among the programs of the mount.
+    pub locks: bool,
 }
 
 impl MountOptions {
@@ -68,6 +70,7 @@ impl MountOptions {
             set_user_id: false,
             access_lists: false,
             shared_maps: true,
+            locks: false,
         }
     }
 

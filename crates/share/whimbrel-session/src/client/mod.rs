@@ -7,6 +7,8 @@
 //! | `content` | reads, writes, holes, copies, and the requests that fetch what is missing |
 //! | `prefetch` | hints, read history, readahead, prefetch of a tree and of sibling files |
 //! | `dedup` | content found on this host or on the server instead of sent |
+//! | `leases` | what may be relied on, until the server recalls it |
+//! | `locks` | locks of programs, held at the server |
 //! | `write_back` | unsent content on its way to the server, and conflicts |
 //! | `frontend` | FUSE, NBD, the control socket |
 //!
@@ -16,6 +18,8 @@ pub(crate) mod connection;
 pub(crate) mod content;
 pub(crate) mod dedup;
 pub(crate) mod frontend;
+pub(crate) mod leases;
+pub(crate) mod locks;
 pub(crate) mod namespace;
 mod policy;
 pub(crate) mod prefetch;

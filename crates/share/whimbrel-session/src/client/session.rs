@@ -6,6 +6,8 @@ use super::{
     },
     content::{fetcher::Fetcher, hole_query::HoleQueries},
     dedup::{read_dedup::DedupTable, shared_cache::SharedCache, write_dedup::WriteComparison},
+    leases::lease_keeper::Leases,
+    locks::held_locks::HeldLocks,
     namespace::{id_map::IdMap, inodes::InodeTable},
     policy::{MountSettings, Policy},
     prefetch::{hints::Hints, read_history::ReadHistory, sibling_prefetch::PrefetchDistance},
@@ -282,6 +284,8 @@ pub(super) struct Core {
     pub(super) dedup: DedupTable,
     pub(super) write_comparison: WriteComparison,
     pub(super) shared: Option<SharedCache>,
+    pub(super) leases: Arc<Leases>,
+    pub(super) locks: Mutex<HeldLocks>,
     clock: Mutex<Time>,
 }
 
@@ -354,6 +358,8 @@ impl Session {
             dedup: DedupTable::default(),
             write_comparison: WriteComparison::default(),
             shared,
+            leases: Arc::default(),
+            locks: Mutex::default(),
             clock: Mutex::default(),
         });
         for lost in &recovered.lost {
@@ -365,6 +371,7 @@ impl Session {
         if let (Some(error), Some(dir)) = (unshared, &core.options.shared_cache) {
             core.event(format!("{} cannot be used as a shared cache: {error}", dir.display()));
         }
+        core.begin_leases();
         core.recover(&recovered);
         core.walk_tree();
         core.prefetch_free_space();
@@ -436,6 +443,11 @@ impl Session {
         self.core.connection.waiters()
     }
 
+    /// Whether the server holds locks of programs.
+    pub fn has_locks(&self) -> bool {
+        self.core.connection.renewal().is_some()
+    }
+
     /// Current status of the session.
     pub fn status(&self) -> SessionStatus {
         self.core.status()
@@ -487,29 +499,6 @@ impl Core {
             return Policy::None;
         }
         self.settings.read().unwrap_or_else(PoisonError::into_inner).policy_of(path.as_bytes())
-    }
-
-    /// How long the server's answers are cached. Without a limit while the server cannot be reached.
-    pub(super) fn ttl(&self) -> Duration {
-        if !self.connection.is_up() {
-            return Duration::MAX;
-        }
-        self.settings.read().unwrap_or_else(PoisonError::into_inner).ttl()
-    }
-
-    /// How long answers about an inode and the names in it are cached. Without a limit while the server has
-    /// yet to make a change there, because its answers would be older than the state here.
-    pub(super) fn ttl_of(&self, id: u64) -> Duration {
-        if self.is_affected(id) { Duration::MAX } else { self.ttl() }
-    }
-
-    /// Whether the server has yet to make a change of an inode, of the names in it, or of its path.
-    pub(super) fn is_affected(&self, id: u64) -> bool {
-        if self.writeback.queued() == 0 {
-            return false;
-        }
-        let nodes = self.inodes();
-        self.writeback.affects(id, &nodes.above(id))
     }
 
     pub(super) fn event(&self, text: String) {

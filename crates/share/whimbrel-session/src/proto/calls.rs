@@ -4,7 +4,10 @@
 //! and is sent on one ordered stream, so that many can be in progress and are still made in order. Content is
 //! read and written by path and identity: if the path leads to another file by now, the call is refused.
 
-use super::{Attr, DigestedPages, Ident, Name, Op, OpDone, PackedPages, RelPath, SessionKey, ShareKey, Time};
+use super::{
+    Attr, Claim, DigestedPages, Ident, Lock, Locked, Name, Op, OpDone, PackedPages, RelPath, Return,
+    SessionKey, ShareKey, Time, Watch, Watched,
+};
 use serde::{Deserialize, Serialize};
 use whimbrel_wire::{Call, Code, Refusal, Version, VersionRange, range};
 
@@ -15,11 +18,15 @@ pub const VERSIONS: &[Version] = &[
     Version { number: 2, reason: "`Op::Replace`: a file in place of another is one change" },
     Version { number: 3, reason: "`Op::If`: a change only of the file that the client knows" },
     Version { number: 4, reason: "`Op::Make`, `Op::SetTimes`, `XATTR`: owners, types and times of POSIX" },
+    Version { number: 5, reason: "`WATCH`, `RETURN`, `CLAIM`, `LOCK`: leases, recalls and locks" },
 ];
 /// First version with [`Op::If`].
 pub const FIRST_WITH_CONDITIONS: u16 = 3;
 /// First version with [`Op::Make`], [`Op::SetTimes`] and [`XattrCall`].
 pub const FIRST_WITH_NODES: u16 = 4;
+/// First version whose answers grant leases, with [`WatchCall`], [`ReturnCall`],
+/// [`ClaimCall`] and [`LockCall`].
+pub const FIRST_WITH_LEASES: u16 = 5;
 /// Range of these versions.
 pub const SPOKEN: VersionRange = VersionRange::of(VERSIONS);
 
@@ -36,6 +43,8 @@ pub mod code {
     pub const CONFLICT: Code = Code(0x503);
     /// The path leads to another file or to none, and the file requested is not open on the server.
     pub const STALE: Code = Code(0x504);
+    /// Leases of other sessions come back first. A server waits instead of sending it.
+    pub const RECALLING: Code = Code(0x505);
     /// Base of the codes for the server's `errno` values.
     pub const ERRNO: u16 = 0x1000;
 }
@@ -116,13 +125,21 @@ calls! {
     /// Reads or changes extended attributes. Payload: the value to set. Payload of the reply: the value, or
     /// the names with a zero after each; after a change, the file's version before, as in [`OpCall`].
     XattrCall = 0x11: Keyed<Xattr> => Attr;
+    /// Renews the leases of the session, and waits for news of them.
+    WatchCall = 0x12: Keyed<Watch> => Watched;
+    /// Gives recalled leases back.
+    ReturnCall = 0x13: Keyed<Return> => ();
+    /// Makes leases exclusive: content or names here are newer than on the server.
+    ClaimCall = 0x14: Keyed<Claim> => ();
+    /// Tests, sets or removes a lock of a range of a file.
+    LockCall = 0x15: Keyed<Lock> => Locked;
 }
 
 /// Name of a request kind, for people; none if it is not a session's.
 pub fn request_name(kind: u16) -> Option<&'static str> {
-    const NAMES: [&str; 17] = [
+    const NAMES: [&str; 21] = [
         "open", "end", "lookup", "list", "attr", "read", "write", "sync", "op", "readlink", "room", "walk",
-        "digest", "pages", "holes", "copy", "xattr",
+        "digest", "pages", "holes", "copy", "xattr", "watch", "return", "claim", "lock",
     ];
     NAMES.get(usize::from(kind.checked_sub(range::SESSION + 1)?)).copied()
 }

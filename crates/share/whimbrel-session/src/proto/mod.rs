@@ -8,6 +8,8 @@ mod calls;
 mod digests;
 mod entries;
 mod holes;
+mod leases;
+mod locks;
 mod name_change;
 mod pages;
 mod path;
@@ -17,15 +19,18 @@ mod walk_reply;
 
 pub use attr::{Attr, DeviceNumber, Ident, Kind, Time, Version};
 pub use calls::{
-    AttrBatch, AttrCall, Copied, Copy, CopyCall, DigestCall, Digests, DigestsDone, End, EndCall,
-    FIRST_WITH_CONDITIONS, FIRST_WITH_NODES, FileRef, FilesystemSpace, HolesCall, HolesDone, Keyed, List,
-    ListCall, ListTree, Listed, LookedUp, Lookup, LookupCall, OpCall, Open, OpenCall, Opened, PagesCall,
-    Range, Read, ReadCall, ReadDone, ReadPages, ReadlinkCall, SPOKEN, StatfsCall, Sync, SyncCall, VERSIONS,
-    WalkCall, Walked, Write, WriteCall, WriteDone, Xattr, XattrAction, XattrCall, code, errno, request_name,
+    AttrBatch, AttrCall, ClaimCall, Copied, Copy, CopyCall, DigestCall, Digests, DigestsDone, End, EndCall,
+    FIRST_WITH_CONDITIONS, FIRST_WITH_LEASES, FIRST_WITH_NODES, FileRef, FilesystemSpace, HolesCall,
+    HolesDone, Keyed, List, ListCall, ListTree, Listed, LockCall, LookedUp, Lookup, LookupCall, OpCall, Open,
+    OpenCall, Opened, PagesCall, Range, Read, ReadCall, ReadDone, ReadPages, ReadlinkCall, ReturnCall,
+    SPOKEN, StatfsCall, Sync, SyncCall, VERSIONS, WalkCall, Walked, WatchCall, Write, WriteCall, WriteDone,
+    Xattr, XattrAction, XattrCall, code, errno, request_name,
 };
 pub use digests::{DigestedPages, digest_of_page, pack_digests, unpack_digests};
 pub use entries::{EntriesError, Entry, MAX_LISTING, pack_entries, unpack_entries};
 pub use holes::{MAX_HOLES, pack_holes, unpack_holes};
+pub use leases::{Claim, MAX_LEASES, Return, Standing, Watch, Watched};
+pub use locks::{Lock, LockAction, Locked};
 pub use name_change::{AttrChange, EntryKind, Known, Op, OpDone, Overwrite, Owner, version_before};
 pub use pages::{PAGE, PackedPages, PagesError, is_in, is_zero, pack_pages, pack_some, unpack_pages};
 pub use path::{MAX_NAME, MAX_PATH, Name, PathError, RelPath};

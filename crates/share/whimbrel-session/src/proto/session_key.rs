@@ -31,7 +31,7 @@ impl fmt::Debug for SessionKey {
 }
 
 /// Id of a client, for as long as its cache exists.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ClientId([u8; 16]);
 
 impl ClientId {

@@ -5,21 +5,26 @@
 
 use super::{
     Export, ExportAccess, Limits,
+    exports::attr_of,
     file_copy::copy,
+    leased_answers::Granting,
+    leases::{Leases, without_leases},
     listing::Listing,
+    locks::Locks,
     name_changes,
     open_files::MAX_RANGE,
     refuse,
-    sessions::{ServedSession, Sessions},
+    sessions::{ServedSession, Sessions, unknown_key},
     tree_listing::walk,
     xattrs,
 };
 use crate::proto::{
-    Attr, AttrBatch, AttrCall, ClientId, CopyCall, DigestCall, Digests, DigestsDone, EndCall,
-    FIRST_WITH_NODES, FileRef, FilesystemSpace, HolesCall, HolesDone, Keyed, ListCall, LookedUp, Lookup,
-    LookupCall, OpCall, Open, OpenCall, Opened, PagesCall, Read, ReadCall, ReadDone, ReadPages, ReadlinkCall,
-    SPOKEN, ShareKey, StatfsCall, SyncCall, WalkCall, Write, WriteCall, WriteDone, XattrAction, XattrCall,
-    code, is_in, pack_digests, pack_holes, pack_some, request_name, unpack_pages,
+    Attr, AttrBatch, AttrCall, ClaimCall, ClientId, CopyCall, DigestCall, Digests, DigestsDone, EndCall,
+    FIRST_WITH_LEASES, FIRST_WITH_NODES, FileRef, FilesystemSpace, HolesCall, HolesDone, Keyed, ListCall,
+    LockCall, LookedUp, Lookup, LookupCall, OpCall, OpDone, Open, OpenCall, Opened, PagesCall, Read,
+    ReadCall, ReadDone, ReadPages, ReadlinkCall, RelPath, ReturnCall, SPOKEN, ShareKey, StatfsCall, SyncCall,
+    WalkCall, WatchCall, Write, WriteCall, WriteDone, XattrAction, XattrCall, code, is_in, pack_digests,
+    pack_holes, pack_some, request_name, unpack_pages,
 };
 use bytes::Bytes;
 use rand::Rng;
@@ -42,6 +47,8 @@ struct Shared {
     read_only: bool,
     limits: Limits,
     sessions: Sessions,
+    leases: Arc<Leases>,
+    locks: Arc<Locks>,
     /// Secret for share keys, known to this process only.
     secret: Option<[u8; 32]>,
     calls: CallDurations,
@@ -51,12 +58,15 @@ impl Server {
     /// Makes a server of these exports.
     pub fn new(exports: Vec<Export>, read_only: bool, limits: Limits) -> Self {
         let secret = limits.share.then(|| rand::rng().random());
+        let (leases, locks) = (Leases::new(&limits), Locks::new(limits.lease_term));
         Self {
             shared: Arc::new(Shared {
                 exports,
                 read_only,
                 limits,
                 sessions: Sessions::default(),
+                leases,
+                locks,
                 secret,
                 calls: CallDurations::default(),
             }),
@@ -80,15 +90,21 @@ impl Service for Server {
     fn handle<'a>(&'a self, peer: &'a Peer, request: Request) -> BoxFuture<'a, Answer> {
         let (shared, identity) = (self.shared.clone(), peer.identity.clone());
         Box::pin(async move {
-            let work = tokio::task::spawn_blocking(move || {
-                let begun = Instant::now();
-                let answer = shared.answer(&identity, &request);
-                let outcome = if answer.is_ok() { "done" } else { "refused" };
-                let call = request_name(request.kind).unwrap_or("other");
-                shared.calls.observe(call, outcome, begun.elapsed());
-                answer
-            });
-            work.await.unwrap_or_else(|_| Err(Refusal::new(Code::INTERNAL, "the handler failed")))
+            if request.kind == WatchCall::KIND {
+                return shared.watch(&identity, &request).await;
+            }
+            let (begun, call) = (Instant::now(), request_name(request.kind).unwrap_or("other"));
+            let work = || {
+                let (shared, identity, request) = (shared.clone(), identity.clone(), request.clone());
+                async move {
+                    let work = tokio::task::spawn_blocking(move || shared.answer(&identity, &request));
+                    work.await.unwrap_or_else(|_| Err(Refusal::new(Code::INTERNAL, "the handler failed")))
+                }
+            };
+            let answer = shared.leases.when_free(work).await;
+            let outcome = if answer.is_ok() { "done" } else { "refused" };
+            shared.calls.observe(call, outcome, begun.elapsed());
+            answer
         })
     }
 }
@@ -105,13 +121,20 @@ impl Shared {
             }
             EndCall::KIND => self.handle_keyed::<EndCall, _>(peer, request, |session, _| {
                 self.sessions.end(session);
+                session.client().inspect(|client| self.locks.release(client));
                 Ok(((), Bytes::new()))
             }),
             LookupCall::KIND => {
                 self.handle_keyed::<LookupCall, _>(peer, request, |session, body| lookup(session, &body))
             }
             ListCall::KIND => self.handle_keyed::<ListCall, _>(peer, request, |session, body| {
-                let (listed, packed) = session.listings.part(&body, |dir| session.tree.dir(dir))?;
+                let mut granting = session.granting();
+                let open = |dir: &RelPath| {
+                    let dir = session.tree.dir(dir)?;
+                    session.before_read(&[attr_of(&dir)?.ident])?;
+                    Ok(dir)
+                };
+                let (listed, packed) = session.listings.part(&body, &mut granting, open)?;
                 Ok((listed, packed.into()))
             }),
             AttrCall::KIND => self.handle_keyed::<AttrCall, _>(peer, request, |session, body| {
@@ -136,7 +159,7 @@ impl Shared {
                 Ok((name_changes::readlink(session, &body)?, Bytes::new()))
             }),
             WalkCall::KIND => self.handle_keyed::<WalkCall, _>(peer, request, |session, body| {
-                let (walked, packed) = walk(&session.tree, &body)?;
+                let (walked, packed) = walk(session, &body)?;
                 Ok((walked, packed.into()))
             }),
             StatfsCall::KIND => self.handle_keyed::<StatfsCall, _>(peer, request, |session, ()| {
@@ -148,10 +171,28 @@ impl Shared {
                 }
                 session.may_change()?;
                 let _changing = session.start_change()?;
-                xattrs::change(session, &body, &request.payload)
+                let (granting, file) = (session.granting(), body.file.clone());
+                let change = || xattrs::change(session, &body, &request.payload);
+                let (attr, before) = session.change(|| vec![file.ident], change)?;
+                Ok((granted(session, granting, &file.path, attr)?, before))
             }),
+            LockCall::KIND | ReturnCall::KIND | ClaimCall::KIND => self.leases_and_locks(peer, request),
             WriteCall::KIND | SyncCall::KIND | OpCall::KIND | CopyCall::KIND => self.change(peer, request),
             kind => Err(Refusal::unknown_kind(kind)),
+        }
+    }
+
+    fn leases_and_locks(&self, peer: &PeerIdentity, request: &Request) -> Answer {
+        match request.kind {
+            LockCall::KIND => self.handle_keyed::<LockCall, _>(peer, request, |session, body| {
+                Ok((self.locks.handle(session, &body)?, Bytes::new()))
+            }),
+            ReturnCall::KIND => self.handle_keyed::<ReturnCall, _>(peer, request, |session, body| {
+                Ok((session.returned(&body)?, Bytes::new()))
+            }),
+            _ => self.handle_change::<ClaimCall, _>(peer, request, |session, body| {
+                Ok((session.claim(&body)?, Bytes::new()))
+            }),
         }
     }
 
@@ -159,19 +200,33 @@ impl Shared {
         match request.kind {
             WriteCall::KIND => self.handle_change::<WriteCall, _>(peer, request, |session, body| {
                 let _changing = session.start_change()?;
-                Ok((WriteDone { attr: write(session, &body, &request.payload)? }, Bytes::new()))
+                let granting = session.granting();
+                let write = || write(session, &body, &request.payload);
+                let attr = session.change(|| vec![body.file.ident], write)?;
+                let attr = granted(session, granting, &body.file.path, attr)?;
+                Ok((WriteDone { attr }, Bytes::new()))
             }),
             SyncCall::KIND => self.handle_change::<SyncCall, _>(peer, request, |session, body| {
                 Ok((name_changes::sync(session, &body.file)?, Bytes::new()))
             }),
             CopyCall::KIND => self.handle_change::<CopyCall, _>(peer, request, |session, body| {
                 let _changing = session.start_change()?;
-                Ok((copy(session, &body)?, Bytes::new()))
+                session.before_read(&[body.from.ident])?;
+                let granting = session.granting();
+                let mut done = session.change(|| vec![body.to.ident], || copy(session, &body))?;
+                done.attr = granted(session, granting, &body.to.path, done.attr)?;
+                Ok((done, Bytes::new()))
             }),
             _ => self.handle_change::<OpCall, _>(peer, request, |session, body| {
                 let _changing = session.start_change()?;
-                let before = name_changes::version_before(session, &body);
-                Ok((name_changes::apply(session, body)?, before))
+                let (mut granting, path) = (session.granting(), body.path().clone());
+                let change = || {
+                    let before = name_changes::version_before(session, &body);
+                    Ok((name_changes::apply(session, body.clone())?, before))
+                };
+                let (done, before) = session.change(|| session.touched(&body), change)?;
+                let attr = granting.file(&session.tree, &path, done.attr)?;
+                Ok((OpDone { attr }, before))
             }),
         }
     }
@@ -208,6 +263,17 @@ impl Shared {
         })
     }
 
+    /// Renews leases, which may take a while without holding a thread.
+    async fn watch(&self, peer: &PeerIdentity, request: &Request) -> Answer {
+        let Keyed { key, body } = request.decode::<WatchCall>()?;
+        let session = self.sessions.find(&key, peer, &self.limits)?;
+        let holder = session.holder.ok_or_else(without_leases)?;
+        session.client().inspect(|client| self.locks.renew(client));
+        drop(session);
+        let news = self.leases.watch(holder, &body).await;
+        Reply::of::<WatchCall>(&news.ok_or_else(unknown_key)?, Bytes::new())
+    }
+
     fn open(&self, peer: &PeerIdentity, wanted: &Open, client: &[u8]) -> Outcome<OpenCall> {
         if !SPOKEN.contains(wanted.protocol) {
             let text =
@@ -234,9 +300,13 @@ impl Shared {
         };
         let access = if self.read_only { ExportAccess::Read } else { access };
         let tree = (export.tree(&path, self.limits.ownership)?, access);
-        let locks = self.sessions.locks.clone();
-        let session = ServedSession::new(peer.clone(), client, tree, &self.limits, locks)?;
-        let root = session.tree.lookup(&crate::proto::RelPath::root())?.1;
+        let leased = wanted.protocol >= FIRST_WITH_LEASES;
+        let shared = (self.sessions.locks.clone(), self.leases.clone(), leased);
+        let session = ServedSession::new(peer.clone(), client, tree, &self.limits, shared)?;
+        let mut granting = session.granting();
+        let root = session.tree.lookup(&RelPath::root())?.1;
+        let root = granting.file(&session.tree, &RelPath::root(), Some(root))?.unwrap_or(root);
+        drop(granting);
         let session = self.sessions.add(session, &self.limits);
         let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         let opened = Opened { key: session.key(), root, read_only: access == ExportAccess::Read, uid, gid };
@@ -249,20 +319,48 @@ impl Shared {
     }
 }
 
+/// The attributes of a changed file as they are leased.
+fn granted(
+    session: &ServedSession,
+    mut granting: Granting,
+    path: &RelPath,
+    attr: Attr,
+) -> Result<Attr, Refusal> {
+    // If the path leads elsewhere by now, what was changed is not leased.
+    let now = granting.file(&session.tree, path, Some(attr))?;
+    Ok(now.filter(|now| now.ident == attr.ident).unwrap_or(attr))
+}
+
 fn lookup(session: &ServedSession, wanted: &Lookup) -> Outcome<LookupCall> {
+    let mut granting = session.granting();
     let Some(name) = &wanted.name else {
-        let attr = session.tree.attr(&wanted.dir)?;
+        let attr = attr_to_read(session, &wanted.dir, &mut granting)?;
         return Ok((LookedUp { attr, listed: false }, Bytes::new()));
     };
     let path = wanted.dir.join(name).map_err(|_| refuse("find the file")(Errno::NAMETOOLONG))?;
-    if wanted.list > 0
-        && let Some(listing) = Listing::read(session.tree.dir(&wanted.dir)?, wanted.list.min(8192) as usize)?
-    {
-        let (packed, _) = listing.part(0, u32::MAX)?;
-        let attr = session.tree.attr(&path)?;
-        return Ok((LookedUp { attr, listed: true }, packed.into()));
+    let dir = session.tree.dir(&wanted.dir)?;
+    session.before_read(&[attr_of(&dir)?.ident])?;
+    if wanted.list > 0 {
+        granting.dir(&dir)?;
+        if let Some(listing) = Listing::read(dir, wanted.list.min(8192) as usize)? {
+            let (packed, _) = listing.part(0, u32::MAX, &mut granting)?;
+            let attr = attr_to_read(session, &path, &mut granting)?;
+            return Ok((LookedUp { attr, listed: true }, packed.into()));
+        }
     }
-    Ok((LookedUp { attr: session.tree.attr(&path)?, listed: false }, Bytes::new()))
+    let attr = attr_to_read(session, &path, &mut granting)?;
+    Ok((LookedUp { attr, listed: false }, Bytes::new()))
+}
+
+/// Attributes of a file, as soon as nobody has changes of it that were not sent yet.
+fn attr_to_read(
+    session: &ServedSession,
+    path: &RelPath,
+    granting: &mut Granting,
+) -> Result<Option<Attr>, Refusal> {
+    let attr = session.tree.attr(path)?;
+    session.before_read(attr.map(|attr| attr.ident).as_slice())?;
+    granting.file(&session.tree, path, attr)
 }
 
 fn attrs(session: &ServedSession, wanted: &AttrBatch) -> Result<Vec<Option<Attr>>, Refusal> {
@@ -274,14 +372,18 @@ fn attrs(session: &ServedSession, wanted: &AttrBatch) -> Result<Vec<Option<Attr>
 
 /// Reads the pages of a range that are `lacking`.
 fn read(session: &ServedSession, wanted: &Read, lacking: impl Fn(usize) -> bool) -> Outcome<ReadCall> {
+    session.before_read(&[wanted.file.ident])?;
+    let mut granting = session.granting();
     let file = session.files.get(&session.tree, &wanted.file, false)?;
     let (attr, content) = file.read(wanted.range)?;
+    granting.content(&session.tree, &wanted.file.path, &attr);
     let level = wanted.level.map(|level| i32::from(level).clamp(-5, 9));
     let (pages, packed) = pack_some(&content, level, lacking);
     Ok((ReadDone { attr, pages }, packed.into()))
 }
 
 fn digests(session: &ServedSession, wanted: &Digests, secret: Option<&[u8; 32]>) -> Outcome<DigestCall> {
+    session.before_read(&[wanted.file.ident])?;
     let file = session.files.get(&session.tree, &wanted.file, false)?;
     let (attr, content) = file.read(wanted.range)?;
     let (pages, digests) = pack_digests(&content);
@@ -290,6 +392,7 @@ fn digests(session: &ServedSession, wanted: &Digests, secret: Option<&[u8; 32]>)
 }
 
 fn holes(session: &ServedSession, wanted: &FileRef) -> Outcome<HolesCall> {
+    session.before_read(&[wanted.ident])?;
     let (attr, holes) = session.files.get(&session.tree, wanted, false)?.holes()?;
     Ok((HolesDone { attr }, pack_holes(&holes).into()))
 }

@@ -3,7 +3,7 @@
 //! A listing has the names of a directory at one moment; its parts may be requested in any order and
 //! concurrently. A name that was removed before its part is requested is left out.
 
-use super::{exports::attr_in, refuse};
+use super::{exports::attr_in, leased_answers::Granting, refuse};
 use crate::proto::{Entry, List, Listed, Name, RelPath, code, pack_entries};
 use rustix::{fs::Dir, io::Errno};
 use std::{
@@ -53,25 +53,32 @@ impl Listing {
     }
 
     /// Encodes the entries `from..from + count` for the wire.
-    pub(super) fn part(&self, from: u64, count: u32) -> Result<(Vec<u8>, u64), Refusal> {
+    pub(super) fn part(
+        &self,
+        from: u64,
+        count: u32,
+        granting: &mut Granting,
+    ) -> Result<(Vec<u8>, u64), Refusal> {
         let from = usize::try_from(from).unwrap_or(usize::MAX).min(self.names.len());
         let to = self.names.len().min(from + count.min(PART) as usize);
-        let packed = pack_entries(&self.entries(from..to)?);
+        let packed = pack_entries(&self.entries(from..to, granting)?);
         let packed = packed.ok_or_else(|| refuse("pack a listing")(Errno::OVERFLOW))?;
         Ok((packed, to as u64))
     }
 
-    pub(super) fn all(&self) -> Result<Vec<Entry>, Refusal> {
-        self.entries(0..self.names.len())
+    pub(super) fn all(&self, granting: &mut Granting) -> Result<Vec<Entry>, Refusal> {
+        self.entries(0..self.names.len(), granting)
     }
 
-    fn entries(&self, range: Range<usize>) -> Result<Vec<Entry>, Refusal> {
+    fn entries(&self, range: Range<usize>, granting: &mut Granting) -> Result<Vec<Entry>, Refusal> {
         let entry = |name: &Name| match attr_in(&self.dir, name) {
             Ok(attr) => Some(Ok(Entry { name: name.clone(), attr })),
             Err(Errno::NOENT) => None,
             Err(errno) => Some(Err(refuse("examine a file")(errno))),
         };
-        self.names[range].iter().filter_map(entry).collect()
+        let mut entries: Vec<Entry> = self.names[range].iter().filter_map(entry).collect::<Result<_, _>>()?;
+        granting.entries(&self.dir, &mut entries);
+        Ok(entries)
     }
 }
 
@@ -80,17 +87,20 @@ impl Listings {
     pub(super) fn part(
         &self,
         wanted: &List,
+        granting: &mut Granting,
         open: impl FnOnce(&RelPath) -> Result<OwnedFd, Refusal>,
     ) -> Result<(Listed, Vec<u8>), Refusal> {
         let (number, listing) = match wanted.listing {
             0 => {
-                let listing = Listing::read(open(&wanted.dir)?, usize::MAX)?;
+                let dir = open(&wanted.dir)?;
+                granting.dir(&dir)?;
+                let listing = Listing::read(dir, usize::MAX)?;
                 let listing = listing.ok_or_else(|| refuse("read the directory")(Errno::OVERFLOW))?;
                 self.insert(Arc::new(listing))
             }
             number => (number, self.find(number)?),
         };
-        let (packed, next) = listing.part(wanted.from, wanted.count)?;
+        let (packed, next) = listing.part(wanted.from, wanted.count, granting)?;
         Ok((Listed { listing: number, total: listing.names.len() as u64, next }, packed))
     }
 

@@ -7,14 +7,24 @@
 //! regular files are opened. The system's permissions for the server's user decide what can be read and
 //! written.
 
+mod change_log;
 mod dispatcher;
 mod exports;
+mod fanotify_events;
 mod fencing;
 mod file_copy;
+mod file_handle;
+#[cfg(test)]
+mod lease_model;
+mod lease_table;
+mod leased_answers;
+mod leases;
 mod listing;
+mod locks;
 mod name_changes;
 mod nodes;
 mod open_files;
+mod outside_changes;
 mod sessions;
 mod tree_listing;
 mod write_intent;

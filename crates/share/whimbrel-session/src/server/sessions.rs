@@ -11,6 +11,8 @@
 use super::{
     exports::{ExportAccess, ExportTree},
     fencing::FencingToken,
+    lease_table::HolderId,
+    leases::Leases,
     listing::Listings,
     open_files::{OpenFiles, WriteLocks},
     refuse,
@@ -43,6 +45,11 @@ pub struct Limits {
     /// Whether clients may set owners and groups, and the bits that run a program with the rights of its
     /// owner or group.
     pub ownership: bool,
+    /// Whether changes by other processes of this host recall leases, where the system reports them. Without
+    /// it, clients ask again when what they know gets old.
+    pub watch: bool,
+    /// Time that leases last after the last sign of life of their client.
+    pub lease_term: Duration,
 }
 
 impl Default for Limits {
@@ -54,6 +61,8 @@ impl Default for Limits {
             token_dir: None,
             share: false,
             ownership: false,
+            watch: true,
+            lease_term: Duration::from_secs(20),
         }
     }
 }
@@ -66,6 +75,9 @@ pub(super) struct ServedSession {
     pub(super) tree: ExportTree,
     pub(super) files: OpenFiles,
     pub(super) listings: Listings,
+    pub(super) leases: Arc<Leases>,
+    /// Its number among those that have leases; none for a client of an older version.
+    pub(super) holder: Option<HolderId>,
     used: Mutex<Instant>,
     /// Whether the session is over; read-locked during every change.
     ended: RwLock<bool>,
@@ -84,7 +96,7 @@ impl ServedSession {
         client: Option<ClientId>,
         (tree, access): (ExportTree, ExportAccess),
         limits: &Limits,
-        locks: Arc<WriteLocks>,
+        (locks, leases, leased): (Arc<WriteLocks>, Arc<Leases>, bool),
     ) -> Result<Self, Refusal> {
         let turn = match (&limits.token_dir, &client) {
             (Some(dir), Some(client)) => Some(FencingToken::start(dir, client)?),
@@ -98,6 +110,8 @@ impl ServedSession {
             tree,
             files: OpenFiles::new(limits.files, locks),
             listings: Listings::default(),
+            holder: leased.then(|| leases.join()),
+            leases,
             used: Mutex::new(Instant::now()),
             ended: RwLock::new(false),
             token: turn,
@@ -134,6 +148,11 @@ impl ServedSession {
         self.client.is_some() && self.client == other.client && self.peer == other.peer
     }
 
+    /// Id of the client, if it has said who it is.
+    pub(super) fn client(&self) -> Option<ClientId> {
+        self.client
+    }
+
     pub(super) fn key(&self) -> SessionKey {
         self.key
     }
@@ -143,7 +162,7 @@ impl ServedSession {
     }
 }
 
-fn unknown_key() -> Refusal {
+pub(super) fn unknown_key() -> Refusal {
     Refusal::new(code::KEY, "there is no session with this key")
 }
 
@@ -160,11 +179,12 @@ impl Sessions {
     pub(super) fn add(&self, session: ServedSession, limits: &Limits) -> Arc<ServedSession> {
         let before: Vec<_> = lock(&self.sessions).extract_if(.., |before| session.succeeds(before)).collect();
         before.iter().for_each(|session| session.end_changes());
+        before.iter().for_each(|session| session.leave());
         let mut living = lock(&self.sessions);
         living.retain(|session| session.idle() < limits.idle);
         if living.len() >= limits.sessions.max(1) {
             let longest = (0..living.len()).max_by_key(|at| living[*at].idle());
-            longest.map(|at| living.swap_remove(at));
+            longest.map(|at| living.swap_remove(at).leave());
         }
         let session = Arc::new(session);
         living.push(session.clone());
@@ -192,6 +212,7 @@ impl Sessions {
 
     pub(super) fn end(&self, session: &Arc<ServedSession>) {
         lock(&self.sessions).retain(|living| !Arc::ptr_eq(living, session));
+        session.leave();
     }
 
     pub(super) fn len(&self) -> usize {
@@ -210,7 +231,8 @@ mod tests {
             .tree(&crate::proto::RelPath::root(), false)
             .unwrap();
         let tree = (tree, ExportAccess::Write);
-        ServedSession::new(PeerIdentity::Stdio, client, tree, &Limits::default(), Arc::default()).unwrap()
+        let shared = (Arc::default(), Leases::new(&Limits::default()), false);
+        ServedSession::new(PeerIdentity::Stdio, client, tree, &Limits::default(), shared).unwrap()
     }
 
     #[test]

@@ -12,6 +12,8 @@ mod kept;
 mod known;
 mod known_versions;
 mod large;
+mod leases;
+mod locks;
 mod messages;
 mod mount;
 mod nbd;

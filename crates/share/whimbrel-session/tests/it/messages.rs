@@ -1,8 +1,9 @@
 //! The bytes of session messages stay as long as their version does.
 
 use whimbrel_session::proto::{
-    AttrCall, CopyCall, DigestCall, EndCall, HolesCall, ListCall, LookupCall, OpCall, OpenCall, PagesCall,
-    ReadCall, ReadlinkCall, SPOKEN, StatfsCall, SyncCall, WalkCall, WriteCall, XattrCall,
+    AttrCall, ClaimCall, CopyCall, DigestCall, EndCall, HolesCall, ListCall, LockCall, LookupCall, OpCall,
+    OpenCall, PagesCall, ReadCall, ReadlinkCall, ReturnCall, SPOKEN, StatfsCall, SyncCall, WalkCall,
+    WatchCall, WriteCall, XattrCall,
 };
 use whimbrel_wire::golden::{call, check};
 
@@ -26,6 +27,10 @@ fn messages_keep_their_bytes_as_long_as_their_version_stays() {
         ("Holes", call::<HolesCall>()),
         ("Copy", call::<CopyCall>()),
         ("Xattr", call::<XattrCall>()),
+        ("Watch", call::<WatchCall>()),
+        ("Return", call::<ReturnCall>()),
+        ("Claim", call::<ClaimCall>()),
+        ("Lock", call::<LockCall>()),
     ];
     check(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/messages.txt"), SPOKEN, &samples);
 }

@@ -94,6 +94,9 @@ pub(crate) struct MountSession {
     /// Support extended attributes and POSIX access lists; each question about them goes to the server
     #[arg(long)]
     xattrs: bool,
+    /// Let locks apply among the programs of this mount only; otherwise each one is a request to the server
+    #[arg(long)]
+    local_locks: bool,
     /// Allow device nodes of the mount to be opened
     #[arg(long)]
     dev: bool,
@@ -275,6 +278,7 @@ impl MountSession {
         kernel.allow_others = self.allow_other;
         (kernel.devices, kernel.set_user_id) = (self.dev, self.suid);
         kernel.access_lists = self.xattrs && self.allow_other;
+        kernel.locks = !self.local_locks && session.has_locks();
         kernel.read_only = session.is_read_only();
         let mut mounted = Mounted::new(FuseOperations::new(&session), dir, &kernel)
             .map_err(|error| CliError::Session(error.into()))?;

@@ -100,11 +100,11 @@ impl std::fmt::Display for CallFailure {
 }
 
 #[derive(Clone)]
-struct OpenSession {
+pub(super) struct OpenSession {
     connection: Connection,
     key: SessionKey,
     /// Version that the server answers.
-    protocol: u16,
+    pub(super) protocol: u16,
     /// Whether new files may have any owner, and devices may be created.
     sets_owners: bool,
 }
@@ -130,6 +130,9 @@ pub(in crate::client) struct ServerConnection {
     waited: AtomicU64,
     breaks: AtomicU64,
     restarts: AtomicU64,
+    /// Number of server sessions so far, and the moment before the current one was asked for.
+    opened: AtomicU64,
+    asked_at: Mutex<Instant>,
     /// Whether the last server set owners.
     owners: AtomicBool,
     /// Requests by kind, indexed by the low bits of its number.
@@ -200,6 +203,7 @@ impl ServerConnection {
         connector: Arc<dyn Connector>,
         settings: ConnectionSettings,
     ) -> Result<FirstConnection, crate::client::session::SessionError> {
+        let asked_at = Instant::now();
         let (up, opened, mut incarnation) = open(&*connector, &settings).await?;
         let link = Arc::new(Self {
             runtime: Handle::current(),
@@ -210,6 +214,8 @@ impl ServerConnection {
             waited: AtomicU64::new(0),
             breaks: AtomicU64::new(0),
             restarts: AtomicU64::new(0),
+            opened: AtomicU64::new(1),
+            asked_at: Mutex::new(asked_at),
             owners: AtomicBool::new(false),
             kinds: Default::default(),
             waits: Default::default(),
@@ -231,6 +237,7 @@ impl ServerConnection {
                 drop(link);
                 let mut pause = PAUSE.0;
                 loop {
+                    let asked_at = Instant::now();
                     match open(&*connector, &settings).await {
                         Ok((up, _, now)) => {
                             let Some(link) = weak.upgrade() else { return };
@@ -239,6 +246,9 @@ impl ServerConnection {
                                 link.restarts.fetch_add(1, Ordering::Release);
                             }
                             incarnation = now;
+                            // Before its answers: none of them is leased in the session before.
+                            *lock(&link.asked_at) = asked_at;
+                            link.opened.fetch_add(1, Ordering::AcqRel);
                             tracing::info!(to = connector.destination(), "reconnected to the server");
                             link.up.send_replace(Some(up));
                             break;
@@ -304,7 +314,25 @@ impl ServerConnection {
         (self.breaks.load(Ordering::Relaxed), calls, mean)
     }
 
-    fn count(&self, kind: u16) {
+    /// Number of the current server session, or of the last one.
+    pub(in crate::client) fn session_number(&self) -> u64 {
+        self.opened.load(Ordering::Acquire)
+    }
+
+    /// The moment before the current server session was asked for.
+    pub(in crate::client) fn session_asked_at(&self) -> Instant {
+        *lock(&self.asked_at)
+    }
+
+    pub(super) fn subscribe(&self) -> watch::Receiver<Option<OpenSession>> {
+        self.up.subscribe()
+    }
+
+    pub(super) fn current_session(&self) -> Option<OpenSession> {
+        self.up.borrow().clone()
+    }
+
+    pub(super) fn count(&self, kind: u16) {
         self.kinds[usize::from(kind) % KINDS].fetch_add(1, Ordering::Relaxed);
     }
 
@@ -506,7 +534,7 @@ impl ServerConnection {
     }
 }
 
-async fn send_once<C, B>(
+pub(super) async fn send_once<C, B>(
     up: &OpenSession,
     body: B,
     payload: Bytes,

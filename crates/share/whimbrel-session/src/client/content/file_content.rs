@@ -6,6 +6,7 @@
 use super::fetcher::FetchSubject;
 use crate::client::{
     connection::server_connection::CallFailure,
+    leases::lease_state::Reliance,
     policy::{Glob, Policy},
     prefetch::readahead::Reader,
     session::{Core, errno_of},
@@ -142,6 +143,8 @@ impl Core {
         offset: u64,
         size: u32,
     ) -> Result<Vec<u8>> {
+        self.check_lock(id)?;
+        self.revalidate_leased(id);
         let file = self.file_of(id)?;
         let record = self.cache.file(file).ok_or(Errno::ESTALE)?;
         let len = u64::from(size).min(record.size.saturating_sub(offset));
@@ -159,6 +162,16 @@ impl Core {
             CacheRead::Missing(blocks) => self.fetch_missing(id, file, offset, &mut out, blocks, ahead)?,
         }
         Ok(out)
+    }
+
+    /// Content is read without a question for as long as it is leased. A file that was replaced stays readable
+    /// for who has it open.
+    fn revalidate_leased(&self, id: u64) {
+        let recalled = self.inodes().get(id).is_some_and(|node| node.recalled);
+        if recalled || self.reliance() == Reliance::Nothing {
+            // The read says what is wrong, if anything is.
+            let _ = self.revalidate(id);
+        }
     }
 
     /// Whether a range is in the cache.
@@ -263,6 +276,7 @@ impl Core {
     }
 
     pub(in crate::client) fn write(&self, id: u64, offset: u64, data: &[u8]) -> Result<u32> {
+        self.check_lock(id)?;
         let path = self.inodes().path(id);
         if path.as_ref().is_some_and(|path| self.policy_of(path) == Policy::None) {
             return Err(Errno::EROFS);
@@ -319,8 +333,15 @@ impl Core {
     /// Records that the content was changed here, now.
     fn content_changed(&self, id: u64, file: FileId) -> Result<()> {
         let now = Time::now();
-        if let Some(node) = self.inodes().get_mut(id) {
-            node.mtime = Some(now);
+        {
+            let mut nodes = self.inodes();
+            if let Some(node) = nodes.get_mut(id) {
+                node.mtime = Some(now);
+            }
+            // What is written through is sent before the file is closed.
+            if nodes.path(id).is_some_and(|path| self.policy_of(&path) == Policy::Back) {
+                self.claim(&nodes, &[id]);
+            }
         }
         self.writeback.file_written(file);
         let explicit = self.cache.file(file).is_some_and(|record| record.mtime.is_some());
@@ -374,6 +395,7 @@ impl Core {
             let mut nodes = self.inodes();
             let Some(node) = nodes.get_mut(id) else { return Ok(()) };
             node.opens = node.opens.saturating_sub(1);
+            node.lock_lost &= node.opens > 0;
             // A file may have names that were never looked up, so it is dropped only if it was removed.
             let removed = |file: &FileId| self.cache.file(*file).is_some_and(|record| record.removed);
             let last = node.opens == 0 && node.names.is_empty();
@@ -389,6 +411,7 @@ impl Core {
 
     /// Makes a file durable where its policy requires.
     pub(in crate::client) fn fsync(&self, id: u64) -> Result<()> {
+        self.check_lock(id)?;
         let Some((path, file)) = self.written_file(id)? else { return Ok(()) };
         let Some(path) = path else { return Ok(()) };
         if self.policy_of(&path) != Policy::Through {

@@ -97,9 +97,10 @@ impl Core {
             stamp,
             durable,
         };
+        let asked = Instant::now();
         match self.connection.call::<CopyCall, _>(wanted) {
             Ok((Copied { len: copied, attr }, _)) if copied <= len => {
-                self.adopt_copy(to, target, attr)?;
+                self.adopt_copy(to, target, attr, asked)?;
                 Ok(copied as u32)
             }
             Ok(_) => Err(Errno::EIO),
@@ -118,17 +119,21 @@ impl Core {
 
     /// Requests the attributes of a file, and adopts them if the path still leads to it.
     fn refresh_attr(&self, id: u64, file: &FileRef) {
+        let asked = Instant::now();
         match self.attr_at(&file.path) {
-            Ok(Some(attr)) if attr.ident == file.ident => self.store_attr(id, attr),
+            Ok(Some(attr)) if attr.ident == file.ident => self.store_attr(id, attr, asked),
             _ => {}
         }
     }
 
     /// Adopts the attributes of a file after a server copy into it.
-    fn adopt_copy(&self, (id, offset): End, file: FileId, attr: Attr) -> Result<()> {
-        if let Some(node) = self.inodes().get_mut(id) {
-            node.attr = Attr { links: node.attr.links, ..attr };
-            node.reported_at = Some(Instant::now());
+    fn adopt_copy(&self, (id, offset): End, file: FileId, attr: Attr, asked: Instant) -> Result<()> {
+        {
+            let mut nodes = self.inodes();
+            nodes.reported(id, asked);
+            if let Some(node) = nodes.get_mut(id) {
+                node.attr = Attr { links: node.attr.links, ..attr };
+            }
         }
         if self.cache.file(file).is_none_or(|record| !record.dirty) {
             self.adopt_version(file, &attr);

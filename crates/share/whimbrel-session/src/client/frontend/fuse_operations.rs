@@ -21,14 +21,12 @@ use std::{
     },
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
+use whimbrel_core::lock;
 use whimbrel_fuse::{
-    Access, Attributes, Caller, DirEntry, Entry, Errno, FileKind, FileSystem, Opened, Question, Result,
-    SetAttributes, SetTime, StatFs,
+    Access, Attributes, Caller, DirEntry, Entry, Errno, FileKind, FileLock, FileSystem, Opened, Question,
+    Result, SetAttributes, SetTime, StatFs,
 };
 
-/// Longest time for which the kernel may cache names and attributes, so that changed settings take effect
-/// soon.
-const MAX_KERNEL_TTL: Duration = Duration::from_secs(60);
 /// `RENAME_NOREPLACE` of renameat2(2).
 const NO_REPLACE: u32 = 1;
 /// `SEEK_DATA` of lseek(2).
@@ -53,17 +51,13 @@ impl FuseOperations {
         Self { core, next: AtomicU64::new(1), files: RwLock::default(), dirs: RwLock::default() }
     }
 
-    fn ttl(&self) -> Duration {
-        self.core.settings().ttl().min(MAX_KERNEL_TTL)
-    }
-
     /// The entry of an inode; counts one more reference of the kernel.
     fn entry(&self, id: u64) -> Result<Entry> {
         let attributes = self.core.attributes(id)?;
         if let Some(node) = self.core.inodes().get_mut(id) {
             node.refs += 1;
         }
-        Ok(Entry::new(attributes).cached(self.ttl()))
+        Ok(Entry::new(attributes).cached(self.core.kernel_ttl(id)))
     }
 
     fn insert_handle(&self, handle: FileHandle) -> u64 {
@@ -123,7 +117,10 @@ impl FileSystem for FuseOperations {
 
     fn negative_ttl(&self, parent: u64, name: &OsStr) -> Duration {
         let Ok(name) = name_of(name) else { return Duration::ZERO };
-        self.core.inodes().cache_absent(parent, &name, self.core.settings().ttl()).min(MAX_KERNEL_TTL)
+        let ttl = self.core.kernel_ttl(parent);
+        // Leased names do not age.
+        let known = self.core.ttl().max(ttl);
+        self.core.inodes().cache_absent(parent, &name, known).min(ttl)
     }
 
     fn forget(&self, inode: u64, count: u64) {
@@ -136,7 +133,7 @@ impl FileSystem for FuseOperations {
 
     fn getattr(&self, _: Caller, inode: u64, _: Option<u64>) -> Result<(Attributes, Duration)> {
         self.core.revalidate(inode)?;
-        Ok((self.core.attributes(inode)?, self.ttl()))
+        Ok((self.core.attributes(inode)?, self.core.kernel_ttl(inode)))
     }
 
     fn setattr(
@@ -163,7 +160,7 @@ impl FileSystem for FuseOperations {
         if set != AttrChange::default() {
             self.core.set_attr(inode, set)?;
         }
-        Ok((self.core.attributes(inode)?, self.ttl()))
+        Ok((self.core.attributes(inode)?, self.core.kernel_ttl(inode)))
     }
 
     fn readlink(&self, inode: u64) -> Result<Vec<u8>> {
@@ -251,7 +248,29 @@ impl FileSystem for FuseOperations {
 
     fn release(&self, inode: u64, handle: u64) -> Result<()> {
         self.files.write().unwrap_or_else(PoisonError::into_inner).remove(&handle);
+        let owners = lock(&self.core.locks).of_handle(inode, handle);
+        self.core.drop_locks(inode, owners);
         self.core.released(inode)
+    }
+
+    fn getlk(&self, inode: u64, owner: u64, lock: FileLock) -> Result<FileLock> {
+        self.core.test_lock(inode, owner, lock)
+    }
+
+    fn setlk(
+        &self,
+        by: Caller,
+        inode: u64,
+        handle: u64,
+        owner: u64,
+        lock: FileLock,
+        wait: bool,
+    ) -> Result<()> {
+        self.core.set_lock(by, inode, (handle, owner), lock, wait)
+    }
+
+    fn unlock_all(&self, inode: u64, owner: u64) {
+        self.core.drop_locks(inode, vec![owner]);
     }
 
     fn fsync(&self, inode: u64, _: u64, _: bool) -> Result<()> {

@@ -8,6 +8,7 @@ use crate::client::{
     session::{Core, errno_of},
 };
 use crate::proto::{Attr, AttrChange, Op, Time, Version};
+use std::time::Instant;
 use whimbrel_fuse::{Errno, Result};
 
 impl Core {
@@ -48,7 +49,9 @@ impl Core {
             Policy::None => return Err(Errno::EROFS),
             Policy::Through => {
                 let made = self.make_change_now(&op)?;
-                made.attr.into_iter().for_each(|attr| self.adopt_own_change(id, &op, attr, made.before));
+                made.attr
+                    .into_iter()
+                    .for_each(|attr| self.adopt_own_change(id, &op, attr, (made.before, made.asked)));
                 if let (Some(_), Some(node)) = (atime, self.inodes().get_mut(id)) {
                     node.atime = atime;
                 }
@@ -64,6 +67,7 @@ impl Core {
                     set_in(node, &set);
                 }
                 self.writeback.queue(number, id, &[]);
+                self.claim(&nodes, &[id]);
             }
         }
         Ok(())
@@ -78,10 +82,16 @@ impl Core {
     /// Adopts attributes after a change by this client, which has left the content as it was. If somebody
     /// else wrote the file before, its content here keeps the old version: it is dropped, or found to be a
     /// conflict.
-    pub(in crate::client) fn adopt_own_change(&self, id: u64, op: &Op, attr: Attr, before: Option<Version>) {
+    pub(in crate::client) fn adopt_own_change(
+        &self,
+        id: u64,
+        op: &Op,
+        attr: Attr,
+        (before, asked): (Option<Version>, Instant),
+    ) {
         if self.inodes().get(id).is_some_and(|node| node.attr.ident == attr.ident) {
             self.adopt_own_version(id, op, &attr, before);
-            self.store_attr(id, attr);
+            self.store_attr(id, attr, asked);
         }
     }
 

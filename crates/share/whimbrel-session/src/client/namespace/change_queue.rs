@@ -20,7 +20,7 @@ use crate::{
     },
 };
 use bytes::Bytes;
-use std::{collections::HashSet, sync::Arc};
+use std::{collections::HashSet, sync::Arc, time::Instant};
 use tokio::{sync::Semaphore, task::JoinSet};
 use whimbrel_core::lock;
 use whimbrel_fuse::{Errno, Result};
@@ -40,16 +40,18 @@ pub(in crate::client) struct MadeChange {
     pub(super) attr: Option<Attr>,
     /// Version of the file before the change, if the server tells it.
     pub(super) before: Option<Version>,
+    /// Moment at which the server was asked.
+    pub(super) asked: Instant,
 }
 
 impl MadeChange {
-    fn answered((OpDone { attr }, payload): (OpDone, Bytes)) -> Self {
-        Self { attr, before: version_before(&payload) }
+    fn answered((OpDone { attr }, payload): (OpDone, Bytes), asked: Instant) -> Self {
+        Self { attr, before: version_before(&payload), asked }
     }
 
     /// A change that was made before, without an answer.
-    fn unanswered(attr: Option<Attr>) -> Self {
-        Self { attr, before: None }
+    fn unanswered(attr: Option<Attr>, asked: Instant) -> Self {
+        Self { attr, before: None, asked }
     }
 }
 
@@ -110,16 +112,18 @@ impl Core {
         for dir in dirs_of(op) {
             lock(&self.writeback.unsynced).dir_sent(dir, restarts);
         }
-        let sent = self.connection.understood(op);
+        let (sent, begun) = (self.connection.understood(op), Instant::now());
         let (asked, again) = self.connection.runtime().block_on(self.connection.send::<OpCall, _>(
             sent,
             Bytes::new(),
             Some(0),
         ));
         match asked {
-            Ok(answer) => Ok(MadeChange::answered(answer)),
+            Ok(answer) => Ok(MadeChange::answered(answer, begun)),
             Err(fail) if again && was_already_made(op, &fail) => {
-                self.attr_at(op.path()).map(MadeChange::unanswered).map_err(errno_of_fail)
+                let begun = Instant::now();
+                let attr = self.attr_at(op.path()).map_err(errno_of_fail)?;
+                Ok(MadeChange::unanswered(attr, begun))
             }
             // The kernel would look again and repeat a rename that fails with ESTALE.
             Err(fail) if fail.is(code::CONFLICT) && op.is_rename() => Err(self.newer_file(op.path())),
@@ -162,9 +166,9 @@ impl Core {
                 return Ok(());
             }
             let ops: Vec<&Op> = changes.iter().map(|change| &change.op).collect();
-            let restarts = self.connection.restarts();
+            let (restarts, asked) = (self.connection.restarts(), Instant::now());
             let answers = self.connection.runtime().block_on(self.connection.send_in_order(&ops));
-            self.apply_answers(changes, answers, restarts)?;
+            self.apply_answers(changes, answers, (restarts, asked))?;
         }
     }
 
@@ -172,7 +176,7 @@ impl Core {
         &self,
         changes: Vec<Change>,
         answers: Vec<Option<CallResult<(OpDone, Bytes)>>>,
-        restarts: u64,
+        (restarts, asked): (u64, Instant),
     ) -> CallResult<()> {
         let made = |change, made| {
             let mut unsynced = lock(&self.writeback.made);
@@ -184,10 +188,11 @@ impl Core {
         let mut later = None;
         for (change, answer) in changes.into_iter().zip(answers) {
             match answer {
-                Some(Ok(answer)) => made(change, MadeChange::answered(answer)),
+                Some(Ok(answer)) => made(change, MadeChange::answered(answer, asked)),
                 Some(Err(fail)) if change.may_be_done() && was_already_made(&change.op, &fail) => {
+                    let asked = Instant::now();
                     let attr = self.attr_at(change.op.path())?;
-                    made(change, MadeChange::unanswered(attr));
+                    made(change, MadeChange::unanswered(attr, asked));
                 }
                 // A later attempt may succeed; following changes may have been refused because this one is
                 // missing.
@@ -247,7 +252,7 @@ impl Core {
             }
             lock(&self.known_files).insert(attr.ident, file);
         }
-        self.update_inode(change, node, attr, made.before);
+        self.update_inode(change, node, attr, &made);
     }
 
     /// Has the server sync the changes that it made, then removes them from the journal, which must be
@@ -327,7 +332,7 @@ impl Core {
         }
     }
 
-    fn update_inode(&self, change: &Change, node: Option<u64>, attr: Attr, before: Option<Version>) {
+    fn update_inode(&self, change: &Change, node: Option<u64>, attr: Attr, done: &MadeChange) {
         let (Some(id), number) = (node, change.number) else { return };
         let local = {
             let mut nodes = self.inodes();
@@ -337,7 +342,9 @@ impl Core {
             // The change created the file, whatever its name is now.
             let made = makes || (found.local && found.attr.kind == attr.kind);
             if made {
-                nodes.set_created(id, attr);
+                nodes.set_created(id, attr, done.asked);
+                // Others can see it now, and not yet what is in it.
+                self.claim(&nodes, &[id]);
             }
             made
         };
@@ -346,8 +353,8 @@ impl Core {
         }
         match self.is_affected(id) {
             // Later changes are in the attributes here, and not in those of this answer.
-            true => self.adopt_own_version(id, &change.op, &attr, before),
-            false => self.adopt_own_change(id, &change.op, attr, before),
+            true => self.adopt_own_version(id, &change.op, &attr, done.before),
+            false => self.adopt_own_change(id, &change.op, attr, (done.before, done.asked)),
         }
     }
 

@@ -51,10 +51,11 @@ impl Core {
             };
             let wanted =
                 Lookup { dir, name: Some(name.clone()), list: if large { 0 } else { MAX_LOOKUP_NAMES } };
+            let asked = Instant::now();
             let (found, packed) =
                 self.connection.call::<LookupCall, _>(wanted).map_err(|fail| fail.errno())?;
             let entries = if found.listed { Some(entries_of(&packed)?) } else { None };
-            if self.store_lookup(parent, name, changes, found.attr, entries, large) {
+            if self.store_lookup(parent, name, changes, (found.attr, entries, asked), large) {
                 return match self.inodes().dir(parent).and_then(|dir| dir.entries.get(name).copied()) {
                     Some(id) => Ok(id),
                     None => Err(Errno::ENOENT),
@@ -70,8 +71,7 @@ impl Core {
         parent: u64,
         name: &Name,
         changes: u64,
-        attr: Option<Attr>,
-        entries: Option<Vec<Entry>>,
+        (attr, entries, asked): (Option<Attr>, Option<Vec<Entry>>, Instant),
         large: bool,
     ) -> bool {
         let mut nodes = self.inodes();
@@ -81,9 +81,9 @@ impl Core {
         }
         dir.large = large || entries.is_none();
         let updates = match (entries, attr) {
-            (Some(entries), _) => nodes.store_listing(parent, entries),
+            (Some(entries), _) => nodes.store_listing(parent, entries, asked),
             (None, Some(attr)) => {
-                let (id, known) = nodes.adopt(parent, name, attr);
+                let (id, known) = nodes.adopt(parent, name, attr, asked);
                 if known { vec![(id, attr)] } else { Vec::new() }
             }
             (None, None) => {
@@ -96,18 +96,20 @@ impl Core {
         drop(nodes);
         self.invalidate_kernel_names();
         for (id, attr) in updates {
-            self.store_attr(id, attr);
+            self.store_attr(id, attr, asked);
         }
         true
     }
 
-    pub(in crate::client) fn store_attr(&self, id: u64, attr: Attr) {
+    /// Stores attributes that the server reported when it was asked at this moment.
+    pub(in crate::client) fn store_attr(&self, id: u64, attr: Attr, asked: Instant) {
         let Some(file) = self.inodes().get(id).map(|node| node.file) else { return };
         let record = file.and_then(|file| self.cache.file(file));
         let old = record.as_ref().is_some_and(|record| record.is_newer_than(&attr));
-        if let Some(node) = self.inodes().get_mut(id) {
-            node.reported_at = Some(Instant::now());
-            if !old {
+        {
+            let mut nodes = self.inodes();
+            nodes.reported(id, asked);
+            if let Some(node) = nodes.get_mut(id).filter(|_| !old) {
                 node.attr = attr;
             }
         }
@@ -127,8 +129,12 @@ impl Core {
         self.walk_again();
         self.flush_changes(id)?;
         let Some(path) = self.inodes().path(id) else { return Ok(()) };
-        let asked = self.connection.call::<LookupCall, _>(Lookup { dir: path, name: None, list: 0 });
-        let attr = match asked {
+        if self.reread(id) {
+            return Ok(());
+        }
+        let asked = Instant::now();
+        let found = self.connection.call::<LookupCall, _>(Lookup { dir: path, name: None, list: 0 });
+        let attr = match found {
             Ok((found, _)) => found.attr,
             // Old attributes are better than none while the server cannot be reached.
             Err(CallFailure::Unreachable) => return Ok(()),
@@ -137,7 +143,7 @@ impl Core {
         let same = |attr: &Attr| self.inodes().get(id).is_some_and(|node| node.attr.ident == attr.ident);
         match attr.filter(same) {
             Some(attr) => {
-                self.store_attr(id, attr);
+                self.store_attr(id, attr, asked);
                 Ok(())
             }
             None => {
@@ -176,6 +182,7 @@ impl Core {
                 let path = nodes.path(id).ok_or(Errno::ESTALE)?;
                 (path, nodes.dir(id).ok_or(Errno::ENOTDIR)?.changes)
             };
+            let asked = Instant::now();
             let entries = match self.listing(&path) {
                 Ok(entries) => entries,
                 Err(fail) if fail.is(crate::proto::code::STALE) => continue,
@@ -187,11 +194,11 @@ impl Core {
                 continue;
             }
             dir.large = entries.len() > MAX_LOOKUP_NAMES as usize;
-            let updates = nodes.store_listing(id, entries);
+            let updates = nodes.store_listing(id, entries, asked);
             drop(nodes);
             self.invalidate_kernel_names();
             for (id, attr) in updates {
-                self.store_attr(id, attr);
+                self.store_attr(id, attr, asked);
             }
             return Ok(());
         }

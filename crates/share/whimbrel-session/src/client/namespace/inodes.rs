@@ -6,6 +6,7 @@
 
 use crate::{
     cache::FileId,
+    client::leases::recall_log::RecallLog,
     proto::{Attr, Entry, Ident, Kind, Name, PathError, RelPath, Time},
 };
 use std::{
@@ -37,6 +38,12 @@ impl Dir {
         self.listed_at.is_none() && !self.large
     }
 
+    /// Makes its names old. They stay known, and are used as long as the server has yet to make changes of
+    /// them.
+    fn outdate(&mut self) {
+        self.listed_at = self.listed_at.map(|_| long_ago());
+    }
+
     /// Records that the kernel created this name, and so knows it.
     pub(in crate::client) fn name_created(&mut self, name: &Name) {
         self.absent.remove(name);
@@ -53,6 +60,8 @@ pub(in crate::client) struct Inode {
     pub(in crate::client) reported_at: Option<Instant>,
     /// Parent directories and names; several for hard links, none once it is removed.
     pub(in crate::client) names: Vec<(u64, Name)>,
+    /// Whether its lease was recalled, and it was not leased since.
+    pub(in crate::client) recalled: bool,
     /// References that the kernel holds.
     pub(in crate::client) refs: u64,
     pub(in crate::client) opens: u32,
@@ -67,6 +76,8 @@ pub(in crate::client) struct Inode {
     /// Whether writes of an open descriptor were put aside as a conflict, which its next close or sync must
     /// report.
     pub(in crate::client) conflicted: bool,
+    /// Whether a lock of it was lost while it was open.
+    pub(in crate::client) lock_lost: bool,
     /// Content epoch of what the kernel may have in its page cache.
     pub(in crate::client) epoch: Option<u64>,
 }
@@ -78,6 +89,7 @@ pub(in crate::client) struct InodeTable {
     next: u64,
     /// Names of which the kernel knows what is not so any more.
     appeared: Vec<(u64, Name)>,
+    recalls: RecallLog,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,6 +109,7 @@ impl Inode {
             atime: None,
             reported_at,
             names: Vec::new(),
+            recalled: false,
             refs: 0,
             opens: 0,
             file: None,
@@ -106,19 +119,25 @@ impl Inode {
             dir,
             mtime: None,
             conflicted: false,
+            lock_lost: false,
             epoch: None,
         }
     }
 
     /// Makes the attributes stale, so that the server is asked again.
     pub(in crate::client) fn expire(&mut self) {
-        let long_ago = Duration::from_secs(3600 * 24 * 400);
-        self.reported_at = Some(Instant::now().checked_sub(long_ago).unwrap_or_else(Instant::now));
+        self.reported_at = Some(long_ago());
     }
 
     pub(in crate::client) fn is_fresh(&self, ttl: Duration) -> bool {
         self.local || self.reported_at.is_none_or(|seen| seen.elapsed() < ttl)
     }
+}
+
+/// A moment before which nothing is fresh.
+pub(super) fn long_ago() -> Instant {
+    let long = Duration::from_secs(3600 * 24 * 400);
+    Instant::now().checked_sub(long).unwrap_or_else(Instant::now)
 }
 
 impl InodeTable {
@@ -129,6 +148,62 @@ impl InodeTable {
             by_ident,
             next: ROOT + 1,
             appeared: Vec::new(),
+            recalls: RecallLog::default(),
+        }
+    }
+
+    /// A lease was recalled, or has been given back: what is known of the file must be asked for again.
+    /// Returns its inode if the kernel may know it.
+    pub(in crate::client) fn recalled(&mut self, ident: &Ident, now: Instant) -> Option<u64> {
+        self.recalls.recalled(*ident, now);
+        let id = self.by_ident(ident)?;
+        let known: Vec<Name> = self.kernel_names(id).collect();
+        self.appeared.extend(known.into_iter().map(|name| (id, name)));
+        let node = self.nodes.get_mut(&id)?;
+        node.expire();
+        node.recalled = true;
+        if let Some(dir) = &mut node.dir {
+            dir.outdate();
+            self.appeared.extend(std::mem::take(&mut dir.absent).into_iter().map(|name| (id, name)));
+        }
+        (node.refs > 0).then_some(id)
+    }
+
+    /// Names in a directory that the kernel may know. Those of directories stay known: a process may be in
+    /// one, and would lose its way. That they are old is found when they are used.
+    fn kernel_names(&self, dir: u64) -> impl Iterator<Item = Name> {
+        let entries = self.nodes.get(&dir).and_then(|node| node.dir.as_ref()).map(|dir| &dir.entries);
+        let known = |id: &u64| self.nodes.get(id).is_some_and(|node| node.refs > 0 && node.dir.is_none());
+        entries.into_iter().flatten().filter(move |(_, id)| known(id)).map(|(name, _)| name.clone())
+    }
+
+    /// There are no leases of what was asked for before this moment. Returns the directories in use whose names
+    /// were known.
+    pub(in crate::client) fn all_recalled(&mut self, moment: Instant) -> Vec<u64> {
+        self.recalls.all_recalled(moment);
+        let mut listed = Vec::new();
+        for (id, node) in self.nodes.iter_mut().filter(|(_, node)| !node.local) {
+            node.expire();
+            let Some(dir) = &mut node.dir else { continue };
+            self.appeared.extend(std::mem::take(&mut dir.absent).into_iter().map(|name| (*id, name)));
+            dir.outdate();
+            listed.extend(Some(*id).filter(|_| dir.used && dir.listed_at.is_some()));
+        }
+        listed
+    }
+
+    /// Time at which the server reported something about a file, if that may be relied on.
+    pub(in crate::client) fn trusted(&self, ident: &Ident, asked: Instant) -> Option<Instant> {
+        self.recalls.trusts(ident, asked).then_some(asked)
+    }
+
+    /// Records when the server reported the attributes of an inode.
+    pub(in crate::client) fn reported(&mut self, id: u64, asked: Instant) {
+        let Some(ident) = self.nodes.get(&id).map(|node| node.attr.ident) else { return };
+        let trusted = self.trusted(&ident, asked);
+        if let Some(node) = self.nodes.get_mut(&id) {
+            node.recalled = trusted.is_none();
+            node.reported_at = Some(trusted.unwrap_or_else(long_ago));
         }
     }
 
@@ -197,7 +272,9 @@ impl InodeTable {
         let Some(dir) = &node.dir else { return NameLookup::Ask };
         let whole = node.local || dir.listed_at.is_some_and(|seen| seen.elapsed() < ttl);
         match dir.entries.get(name) {
-            Some(id) if whole || self.nodes.get(id).is_some_and(|node| node.is_fresh(ttl)) => {
+            Some(id)
+                if self.nodes.get(id).is_some_and(|node| node.is_fresh(ttl) || (whole && !node.recalled)) =>
+            {
                 NameLookup::Node(*id)
             }
             None if whole => NameLookup::Nothing,
@@ -252,12 +329,23 @@ impl InodeTable {
         node.local || dir.listed_at.is_some_and(|seen| seen.elapsed() < ttl)
     }
 
-    /// The inode of a file that the server reported, and whether it was known before.
-    pub(in crate::client) fn adopt(&mut self, parent: u64, name: &Name, attr: Attr) -> (u64, bool) {
+    /// The inode of a file that the server reported when it was asked at this moment, and whether it was known
+    /// before.
+    pub(in crate::client) fn adopt(
+        &mut self,
+        parent: u64,
+        name: &Name,
+        attr: Attr,
+        asked: Instant,
+    ) -> (u64, bool) {
         let (id, known) = match self.by_ident.get(&attr.ident) {
             // A directory has one name only; a file may have several.
             Some(id) if self.nodes.get(id).is_some_and(|node| node.attr.kind == attr.kind) => (*id, true),
-            _ => (self.insert(Inode::new(attr, Some(Instant::now()))), false),
+            _ => {
+                let id = self.insert(Inode::new(attr, None));
+                self.reported(id, asked);
+                (id, false)
+            }
         };
         if attr.kind == Kind::Dir
             && let Some(node) = self.nodes.get_mut(&id)
@@ -269,7 +357,8 @@ impl InodeTable {
                 }
             }
         }
-        if self.dir(parent).is_some_and(|dir| dir.absent.remove(name)) {
+        let another = |dir: &mut Dir| dir.entries.get(name).is_some_and(|known| *known != id);
+        if self.dir(parent).is_some_and(|dir| dir.absent.remove(name) || another(dir)) {
             self.appeared.push((parent, name.clone()));
         }
         self.link(parent, name, id);
@@ -295,16 +384,17 @@ impl InodeTable {
     }
 
     /// Records that the server created an inode.
-    pub(in crate::client) fn set_created(&mut self, id: u64, attr: Attr) {
+    pub(in crate::client) fn set_created(&mut self, id: u64, attr: Attr, asked: Instant) {
+        let trusted = self.trusted(&attr.ident, asked);
         let Some(node) = self.nodes.get_mut(&id) else { return };
         node.local = false;
         node.attr.ident = attr.ident;
         // The content of this directory is known: it was created here, empty.
         if let Some(dir) = &mut node.dir {
-            dir.listed_at = Some(Instant::now());
+            dir.listed_at = Some(trusted.unwrap_or_else(long_ago));
         }
-        node.reported_at = Some(Instant::now());
         self.by_ident.insert(attr.ident, id);
+        self.reported(id, asked);
     }
 
     /// Makes a name lead to an inode; the inode that it led to before loses the name.
@@ -338,21 +428,30 @@ impl InodeTable {
 
     /// Stores the complete list of a directory's names. Returns the inodes that were known, with their
     /// attributes.
-    pub(in crate::client) fn store_listing(&mut self, id: u64, entries: Vec<Entry>) -> Vec<(u64, Attr)> {
+    pub(in crate::client) fn store_listing(
+        &mut self,
+        id: u64,
+        entries: Vec<Entry>,
+        asked: Instant,
+    ) -> Vec<(u64, Attr)> {
         let mut found = Vec::with_capacity(entries.len());
         let mut names: HashMap<Name, ()> = HashMap::with_capacity(entries.len());
         for Entry { name, attr } in entries {
-            let (child, known) = self.adopt(id, &name, attr);
+            let (child, known) = self.adopt(id, &name, attr, asked);
             if known {
                 found.push((child, attr));
             }
             names.insert(name, ());
         }
+        let trusted = self.nodes.get(&id).and_then(|node| self.trusted(&node.attr.ident, asked));
         let Some(dir) = self.dir(id) else { return found };
-        dir.listed_at = Some(Instant::now());
+        dir.listed_at = Some(trusted.unwrap_or_else(long_ago));
         let gone: Vec<Name> = dir.entries.keys().filter(|name| !names.contains_key(*name)).cloned().collect();
         for name in gone {
             if let Some(child) = self.unlink(id, &name) {
+                if self.nodes.get(&child).is_some_and(|node| node.refs > 0) {
+                    self.appeared.push((id, name));
+                }
                 self.remove_unused(child);
             }
         }

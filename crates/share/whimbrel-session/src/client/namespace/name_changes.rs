@@ -7,7 +7,7 @@
 
 use super::{
     directory_cache::errno_of_path_error,
-    inodes::{Inode, InodeTable},
+    inodes::{Inode, InodeTable, long_ago},
 };
 use crate::client::{
     policy::Policy,
@@ -17,7 +17,6 @@ use crate::{
     cache::FileRecord,
     proto::{Attr, EntryKind, Ident, Kind, Known, Name, Op, Owner, RelPath, Time, Version},
 };
-use std::time::Instant;
 use whimbrel_fuse::{Errno, Result};
 
 /// The set-group-id bit: new files in a directory with it belong to its group.
@@ -93,18 +92,20 @@ impl Core {
         if self.is_deferred(&path, &[parent])? {
             return self.create_deferred(parent, name, new, (path, op));
         }
-        let Some(attr) = self.make_change_now(&op)?.attr else { return Err(Errno::EIO) };
+        let made = self.make_change_now(&op)?;
+        let Some(attr) = made.attr else { return Err(Errno::EIO) };
         let mut nodes = self.inodes();
         nodes.dir_changed(parent, new.links_of_parent(), true);
         if let Some(dir) = nodes.dir(parent) {
             dir.name_created(name);
         }
-        let (id, _) = nodes.adopt(parent, name, attr);
+        let (id, _) = nodes.adopt(parent, name, attr, made.asked);
+        let trusted = nodes.trusted(&attr.ident, made.asked);
         if let Some(node) = nodes.get_mut(id) {
             node.target = new.target();
             // The content of the new directory is known: it is empty.
             if let Some(dir) = &mut node.dir {
-                dir.listed_at = Some(Instant::now());
+                dir.listed_at = Some(trusted.unwrap_or_else(long_ago));
             }
         }
         Ok(id)
@@ -173,6 +174,7 @@ impl Core {
             node.ops.push(number);
         }
         self.writeback.queue(number, id, &[parent]);
+        self.claim(&nodes, &[parent]);
         Ok(id)
     }
 
@@ -231,6 +233,7 @@ impl Core {
                 if dir { Op::Rmdir { path } } else { Op::Unlink { path, ident: known, keep: opens > 0 } };
             let number = self.cache.add_op(op.if_known(condition)).map_err(errno_of)?;
             self.writeback.queue(number, id, &[parent]);
+            self.claim(&nodes, &[id, parent]);
         }
         self.removed(&mut nodes, (parent, name), id, false)
     }
@@ -381,7 +384,9 @@ impl Core {
             self.renamed(&mut nodes, id, (from, to), replaced, &paths, true)?;
             drop(nodes);
             // The inode change time is the result of this change.
-            made.attr.into_iter().for_each(|attr| self.adopt_own_change(id, &op, attr, made.before));
+            made.attr
+                .into_iter()
+                .for_each(|attr| self.adopt_own_change(id, &op, attr, (made.before, made.asked)));
             return Ok(());
         }
         let mut nodes = self.inodes();
@@ -394,6 +399,7 @@ impl Core {
             node.ops.clear();
         }
         self.writeback.queue_rename(number, id, &[from.0, to.0]);
+        self.claim(&nodes, &[id, from.0, to.0]);
         self.renamed(&mut nodes, id, (from, to), replaced, &paths, false)
     }
 
@@ -470,12 +476,15 @@ impl Core {
             }
             let number = self.cache.add_op(op).map_err(errno_of)?;
             self.writeback.queue(number, id, &[parent]);
+            self.claim(&nodes, &[id, parent]);
             self.linked(&mut nodes, id, (parent, name), false);
             return Ok(());
         }
         let made = self.make_change_now(&op)?;
         self.linked(&mut self.inodes(), id, (parent, name), true);
-        made.attr.into_iter().for_each(|attr| self.adopt_own_change(id, &op, attr, made.before));
+        made.attr
+            .into_iter()
+            .for_each(|attr| self.adopt_own_change(id, &op, attr, (made.before, made.asked)));
         Ok(())
     }
 

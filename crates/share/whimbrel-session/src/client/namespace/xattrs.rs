@@ -9,6 +9,7 @@ use crate::client::{
 };
 use crate::proto::{FileRef, Op, RelPath, Xattr, XattrAction, XattrCall, version_before};
 use bytes::Bytes;
+use std::time::Instant;
 use whimbrel_fuse::{Errno, Result};
 use whimbrel_wire::Code;
 
@@ -53,6 +54,7 @@ impl Core {
         }
         let _waits = self.connection.waiting();
         let removes = matches!(action, XattrAction::Remove(_));
+        let begun = Instant::now();
         let asked =
             self.connection.send::<XattrCall, _>(Xattr { file, action }, Bytes::copy_from_slice(value), None);
         let (attr, payload) = match self.connection.runtime().block_on(asked) {
@@ -63,7 +65,7 @@ impl Core {
         };
         let path = RelPath::root();
         let nothing = Op::SetAttr { path, mode: None, uid: None, gid: None, mtime: None };
-        self.adopt_own_change(id, &nothing, attr, version_before(&payload));
+        self.adopt_own_change(id, &nothing, attr, (version_before(&payload), begun));
         Ok(())
     }
 }

@@ -68,6 +68,14 @@ impl Core {
         }
     }
 
+    /// Requests directories again whose names are not leased any more.
+    pub(in crate::client) fn walk_listed(&self, dirs: Vec<u64>) {
+        // A single directory is requested by who needs it.
+        if dirs.len() > 1 {
+            self.walk(dirs, false);
+        }
+    }
+
     fn walk(&self, dirs: Vec<u64>, below: bool) {
         if self.walking.swap(true, Ordering::AcqRel) {
             return;
@@ -114,9 +122,9 @@ impl Core {
                 wave.below && entry.attr.kind == Kind::Dir && entry.attr.ident.dev == ident.dev
             });
             below.extend(dirs.map(|entry| entry.attr.ident));
-            updates.extend(nodes.store_listing(id, entries));
+            updates.extend(nodes.store_listing(id, entries, wave.begun));
             if let Some(dir) = nodes.dir(id) {
-                (dir.listed_at, dir.used) = (Some(wave.begun), false);
+                dir.used = false;
             }
         }
         let unknown =
@@ -128,7 +136,7 @@ impl Core {
         drop(nodes);
         self.invalidate_kernel_names();
         if !changed {
-            updates.into_iter().for_each(|(id, attr)| self.store_attr(id, attr));
+            updates.into_iter().for_each(|(id, attr)| self.store_attr(id, attr, wave.begun));
         }
         below
     }

@@ -124,7 +124,11 @@ impl Core {
     }
 
     /// Sends all changes of names, then the content of `files`. Needs the write-back lock.
-    fn send_files(&self, files: impl FnOnce() -> Vec<FileId>, durable: bool) -> Result<()> {
+    pub(in crate::client) fn send_files(
+        &self,
+        files: impl FnOnce() -> Vec<FileId>,
+        durable: bool,
+    ) -> Result<()> {
         let (mut first, mut later) = (Ok(()), Some(files));
         let mut files = Vec::new();
         for _ in 0..TRIES {

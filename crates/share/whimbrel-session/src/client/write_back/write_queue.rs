@@ -175,6 +175,13 @@ impl WriteBack {
         self.lock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Locks the write-back of content and of names, unless one of them is in progress.
+    pub(in crate::client) fn try_lock(&self) -> Option<MutexGuard<'_, ()>> {
+        let turn = self.lock.try_lock().ok()?;
+        // Sending the names locks them again.
+        self.names.try_lock().is_ok().then_some(turn)
+    }
+
     pub(in crate::client) fn has_renames(&self) -> bool {
         self.renames.load(Ordering::Acquire) > 0
     }

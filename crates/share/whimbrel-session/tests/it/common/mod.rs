@@ -156,17 +156,24 @@ pub struct World {
     pub options: SessionOptions,
     pub runtime: Arc<Runtime>,
     pub dir: TempDir,
+    /// Whether the server holds the locks of programs.
+    locks: bool,
 }
 
 /// A server of a directory. A second one acts as another process: what the first still has to do is not done
 /// after requests to the second.
 pub fn server_of(dir: &Path) -> Server {
+    server_with(dir, Limits { watch: false, ..Limits::default() })
+}
+
+/// A server of a directory within these limits.
+pub fn server_with(dir: &Path, limits: Limits) -> Server {
     let turns = dir.parent().unwrap().join("turns");
     fs::create_dir_all(&turns).unwrap();
     Server::new(
         vec![Export::new(dir).unwrap()],
         false,
-        Limits { token_dir: Some(turns), ownership: true, ..Limits::default() },
+        Limits { token_dir: Some(turns), ownership: true, ..limits },
     )
 }
 
@@ -177,25 +184,57 @@ impl World {
         let server = dir.path().join("server");
         fs::create_dir(&server).unwrap();
         fill(&server);
-        Self::on(dir, &server, change)
+        let served = server_of(&server);
+        Self::on(dir, &server, (served, false), change)
+    }
+
+    /// A server that notices what other processes change, and a session that never asks again by itself.
+    pub fn leased(
+        limits: Limits,
+        change: impl FnOnce(&mut SessionOptions),
+        fill: impl FnOnce(&Path),
+    ) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let server = dir.path().join("server");
+        fs::create_dir(&server).unwrap();
+        fill(&server);
+        let served = server_with(&server, limits);
+        Self::on(dir, &server, (served, true), |options| {
+            options.settings.fresh = None;
+            change(options);
+        })
+    }
+
+    /// Another session of the same server.
+    pub fn beside(world: &World, change: impl FnOnce(&mut SessionOptions)) -> Self {
+        let served = world.wire.server.lock().unwrap().clone();
+        Self::on(tempfile::tempdir().unwrap(), &world.server(), (served, true), |options| {
+            options.settings.fresh = None;
+            change(options);
+        })
     }
 
     /// A session on the mount of another.
     pub fn over(world: &World, change: impl FnOnce(&mut SessionOptions)) -> Self {
-        Self::on(tempfile::tempdir().unwrap(), &world.mount(), change)
+        Self::on(tempfile::tempdir().unwrap(), &world.mount(), (server_of(&world.mount()), false), change)
     }
 
-    fn on(dir: TempDir, served: &Path, change: impl FnOnce(&mut SessionOptions)) -> Self {
+    fn on(
+        dir: TempDir,
+        served: &Path,
+        (server, locks): (Server, bool),
+        change: impl FnOnce(&mut SessionOptions),
+    ) -> Self {
         fs::create_dir(dir.path().join("mount")).unwrap();
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-        let wire = InProcess::new(server_of(served));
+        let wire = InProcess::new(server);
         let exported = served.canonicalize().unwrap().into_os_string().into_encoded_bytes();
         let mut options = SessionOptions::new(exported, dir.path().join("cache"));
         options.capacity = 64 << 20;
         options.settings.patience = 5;
         change(&mut options);
         let runtime = Arc::new(runtime.unwrap());
-        let mut world = Self { session: None, mounted: None, wire, options, runtime, dir };
+        let mut world = Self { session: None, mounted: None, wire, options, runtime, dir, locks };
         world.begin();
         world
     }
@@ -213,6 +252,7 @@ impl World {
         };
         let mut options = MountOptions::new("test", "whimbrel");
         // A session with the numbers of the server is root's, for all users of the host.
+        options.locks = self.locks;
         options.allow_others = self.options.id_map == IdMap::Same;
         (options.access_lists, options.devices) = (self.options.xattrs && options.allow_others, true);
         let mounted = Mounted::new(FuseOperations::new(&session), &self.mount(), &options).unwrap();

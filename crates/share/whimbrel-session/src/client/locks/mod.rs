@@ -1,0 +1,5 @@
+//! Locks of programs on the mount, held at the server.
+
+pub(in crate::client) mod held_locks;
+pub(in crate::client) mod lock_calls;
+mod pending_signal;
