@@ -3,7 +3,7 @@
 
 use bytes::Bytes;
 use std::sync::Arc;
-use whimbrel_core::{ByteSize, Digest, MachineConfig, PAGE_SIZE, PageRun};
+use whimbrel_core::{ByteSize, Digest, HostName, MachineConfig, PAGE_SIZE, PageRun};
 use whimbrel_migrate::{
     boot_files::FileRun,
     late_frames::{LateFrame, LateFramesHeader},
@@ -21,7 +21,7 @@ const ID: HandoverId = HandoverId([7; 16]);
 struct Ground;
 
 impl TargetHost for Ground {
-    fn reserve(&self, _: &Offer) -> Result<Box<dyn IncomingMachine>, HostError> {
+    fn reserve(&self, _: &Offer, _: &HostName) -> Result<Box<dyn IncomingMachine>, HostError> {
         Ok(Box::new(Memory))
     }
 
