@@ -5,7 +5,8 @@
 //! running.
 
 use super::{
-    NetworkPort, Overlay, PortTarget, RunningDisk, RunningMachine, RunningMemory, remote_disk::Stall,
+    NetworkPort, Overlay, PortTarget, RunningDisk, RunningMachine, RunningMemory, network_port,
+    remote_disk::Stall,
 };
 use crate::{
     core::error::DaemonError,
@@ -66,6 +67,7 @@ fn start_qemu(
         initrd: boot.and_then(|boot| boot.initrd).map(|initrd| host.directories.boot_file(&initrd)),
         vmgenid: start.vmgenid,
         incoming: start.incoming,
+        network: network_port::tap_devices(config.nics.len())?,
         ..LaunchSpec::new(config.clone(), slot.qemu_dir(), ram)
     };
     Qemu::launch(&host.qemu()?.path, &spec)
@@ -221,7 +223,7 @@ impl<'a> MachineBuilder<'a> {
             if host.away_tunnel(record).is_some() { PortTarget::FramePipe } else { PortTarget::Bridge };
         let ports = ports
             .map(|(index, nic)| {
-                NetworkPort::connect(slot, index, nic, plug, host.port_filter(&record.name, nic))
+                NetworkPort::connect((slot, qemu), index, nic, plug, host.port_filter(&record.name, nic))
             })
             .collect::<Result<_, _>>()?;
         let (pages, tap) = memory.pages()?;
