@@ -31,6 +31,16 @@ impl FrameBuffer {
         Some(buffer)
     }
 
+    /// Whether it has whole frames only, from the first byte on.
+    pub(crate) fn is_whole(&self) -> bool {
+        let mut rest = self.rest();
+        while let Some((length, after)) = rest.split_first_chunk::<LENGTH>() {
+            let Some(after) = after.get(u32::from_be_bytes(*length) as usize..) else { return false };
+            rest = after;
+        }
+        rest.is_empty()
+    }
+
     pub(crate) fn is_pending(&self) -> bool {
         self.sent < self.end
     }

@@ -35,7 +35,7 @@ mod late_frames;
 mod learned_addresses;
 pub mod managed;
 mod netlink;
-mod offload;
+pub mod offload;
 mod output_buffer;
 mod packet_socket;
 mod port;

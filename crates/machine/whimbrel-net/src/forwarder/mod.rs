@@ -46,8 +46,9 @@ use whimbrel_core::lock;
 const REPLAY_INTERVAL: Duration = Duration::from_millis(1);
 /// Large reads in one turn, so that callers do not wait long for the port.
 const READS_PER_TURN: usize = 16;
-/// Most turns that take all of what QEMU has sent: its queue of small frames is empty after them.
-const TURNS_TO_EMPTY: usize = 64;
+/// Turns after which the queue of a packet socket is empty, also of the smallest frames: each is counted as 768
+/// bytes at least.
+const TURNS_TO_EMPTY: usize = 16;
 /// Most frames read from the tap in one turn.
 const FRAMES_PER_TURN: usize = 256;
 /// Most frames queued in a tap device: the kernel's default `txqueuelen`, which is not changed.

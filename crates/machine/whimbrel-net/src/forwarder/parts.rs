@@ -80,6 +80,10 @@ impl Forwarder {
         if is_connected {
             new.link.received = Decoder::begun(&state.received).ok_or(NetError::InvalidState)?;
             new.link.unsent = FrameBuffer::begun(&state.unsent).ok_or(NetError::InvalidState)?;
+            // A stream may be in the middle of a frame; packets are sent whole.
+            if new.has_offloads() && !new.link.unsent.is_whole() {
+                return Err(NetError::InvalidState);
+            }
         }
         new.addresses.merge(&state.addresses);
         new.counters = state.counters;

@@ -49,12 +49,6 @@ impl Layers {
             _ => None,
         }
     }
-
-    /// Source and target address.
-    fn addresses<'a>(&self, frame: &'a [u8]) -> &'a [u8] {
-        let place = if self.is_ipv6 { 8..IPV6 } else { 12..20 };
-        &frame[self.network..][place]
-    }
 }
 
 /// Protocol and start of the header after hop-by-hop, routing and destination options (RFC 8200).
@@ -90,14 +84,16 @@ pub(super) fn complete_checksum(frame: &mut [u8], start: usize, at: usize) {
     frame[at..at + 2].copy_from_slice(&sum.to_be_bytes());
 }
 
-/// Computes the checksum of the transport, with that of the pseudo header.
-pub(super) fn transport_checksum(frame: &mut [u8], layers: Layers) {
+/// Computes the checksum of the transport in a segment. At its place is the sum of the pseudo header of the
+/// whole frame, whose transport was `whole` bytes long: only the length in it differs.
+pub(super) fn transport_checksum(segment: &mut [u8], layers: Layers, whole: usize) {
     let place = if layers.protocol == TCP { TCP_CHECKSUM } else { UDP_CHECKSUM };
-    let length = (frame.len() - layers.transport) as u64;
-    let before = sum(layers.addresses(frame)) + u64::from(layers.protocol) + length;
     let at = layers.transport + place;
-    frame[at..at + 2].copy_from_slice(&folded(before).to_be_bytes());
-    complete_checksum(frame, layers.transport, at);
+    let sum = u64::from(u16::from_be_bytes([segment[at], segment[at + 1]]));
+    let length = (segment.len() - layers.transport) as u64;
+    let sum = sum + u64::from(!folded(whole as u64)) + length;
+    segment[at..at + 2].copy_from_slice(&folded(sum).to_be_bytes());
+    complete_checksum(segment, layers.transport, at);
 }
 
 /// Computes the checksum of an IPv4 header.

@@ -67,12 +67,12 @@ pub(crate) fn shift(packet: &mut [u8], by: u16) {
 }
 
 /// Whether the header of `packet` fits its frame.
-pub(crate) fn check(packet: &[u8]) -> Result<(), Dropped> {
+pub fn check(packet: &[u8]) -> Result<(), Dropped> {
     parse(packet).map(drop).ok_or(Dropped::Malformed)
 }
 
 /// Frames without headers that say the same as `packet`; none if its header does not fit.
-pub(crate) fn plain(packet: &[u8]) -> Vec<Cow<'_, [u8]>> {
+pub fn plain(packet: &[u8]) -> Vec<Cow<'_, [u8]>> {
     let frame = frame_of(packet);
     match parse(packet) {
         None => Vec::new(),

@@ -8,13 +8,14 @@ const FIRST_ONLY: u8 = 0x80;
 
 /// Segments of a frame that [`super::parse`] has checked.
 pub(super) fn cut(frame: &[u8], cut: Cut) -> Vec<Vec<u8>> {
-    let (headers, data) = frame.split_at(cut.headers);
+    let (before, data) = frame.split_at(cut.headers);
     let pieces = data.len().div_ceil(cut.size).max(1);
     let piece = |index: usize| {
         let from = index * cut.size;
         let data = &data[from..(from + cut.size).min(data.len())];
-        let mut segment = [headers, data].concat();
+        let mut segment = [before, data].concat();
         number(&mut segment, cut, index, from as u32, index + 1 == pieces);
+        headers::transport_checksum(&mut segment, cut.layers, frame.len() - cut.layers.transport);
         segment
     };
     (0..pieces).map(piece).collect()
@@ -44,5 +45,4 @@ fn number(segment: &mut [u8], cut: Cut, index: usize, from: u32, is_last: bool) 
             header[13] &= if index == 0 { u8::MAX } else { !FIRST_ONLY };
         }
     }
-    headers::transport_checksum(segment, layers);
 }

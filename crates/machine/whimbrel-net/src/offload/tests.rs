@@ -11,7 +11,11 @@ fn tcp4(data: usize, size: u16) -> Vec<u8> {
     packet.extend([8, 0, 0x45, 0]);
     packet.extend((40 + data as u16).to_be_bytes());
     packet.extend([0xff, 0xff, 0x40, 0, 64, headers::TCP, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
-    packet.extend([0, 80, 0x0f, 0xa0, 0xff, 0xff, 0xff, 0xf0, 0, 0, 0, 1, 0x50, 0x99, 1, 0, 0, 0, 0, 0]);
+    let addresses = &packet[HEADER + 26..HEADER + 34];
+    let pseudo = sum(&[addresses, &[0, headers::TCP], &(20 + data as u16).to_be_bytes()].concat());
+    packet.extend([0, 80, 0x0f, 0xa0, 0xff, 0xff, 0xff, 0xf0, 0, 0, 0, 1, 0x50, 0x99, 1, 0]);
+    packet.extend(pseudo.to_be_bytes());
+    packet.extend([0, 0]);
     packet.extend((0..data).map(|byte| byte as u8));
     packet
 }
