@@ -19,7 +19,7 @@ mod protect;
 mod seeds;
 mod session;
 
-pub use device::{disk_image, guest_frame};
+pub use device::{disk_image, guest_frame, guest_packet};
 pub use disk::disk_layout;
 pub use hash_cache::{accepts_hash_cache_seed, hash_cache};
 pub use migrate::migrate_message;
@@ -60,6 +60,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "disk_image", run: disk_image, seeds: device::disk_images },
     Target { name: "disk_layout", run: disk_layout, seeds: seeds::disks },
     Target { name: "guest_frame", run: guest_frame, seeds: device::guest_frames },
+    Target { name: "guest_packet", run: guest_packet, seeds: device::guest_packets },
     Target { name: "guest_port", run: guest_port, seeds: seeds::guest_ports },
     Target { name: "hash_cache", run: hash_cache, seeds: hash_cache::seeds },
     Target { name: "image_node", run: image_node, seeds: seeds::image_nodes },

@@ -65,6 +65,7 @@ fn every_seed_is_one_that_its_parser_accepts() {
     };
     let filter = whimbrel_net::PortFilter::Only(whimbrel_net::Mac([0x52, 0x54, 0, 0x12, 0x34, 0x56]));
     assert!(seeds("guest_frame").iter().all(|seed| whimbrel_net::allowed(seed, filter).is_ok()));
+    assert!(seeds("guest_packet").iter().all(|seed| whimbrel_net::offload::check(seed).is_ok()));
     assert!(seeds("hash_cache").iter().all(|seed| whimbrel_fuzz::accepts_hash_cache_seed(seed)));
     assert!(seeds("image_node").iter().all(|seed| whimbrel_image::Node::decode(seed).is_ok()));
     assert!(seeds("manifest").iter().all(|seed| whimbrel_image::Manifest::decode(seed).is_ok()));

@@ -94,7 +94,7 @@ fn assert_closed_to_other_users(host: &HostProcess) {
     }
 }
 
-/// QEMU has a user of its own, no capability and no network, cannot change its directory, and gave up the
+/// QEMU has a user of its own, no capability and no network but its port's, cannot change its directory, and gave up the
 /// system calls that it does not need.
 fn assert_confined(host: &HostProcess) {
     let (_, record) = host.record("web");
@@ -112,8 +112,13 @@ fn assert_confined(host: &HostProcess) {
     ] {
         host.exec("grep", &["-qE", &format!("^{line}$"), &format!("/proc/{pid}/status")]);
     }
-    // No device but the loopback one.
-    host.exec("sh", &["-c", &format!("test $(wc -l < /proc/{pid}/net/dev) = 3")]);
+    // No device but the loopback one and that of its port, which leads to the daemon alone: without an address
+    // of the kernel's, and without a route.
+    let devices =
+        format!("test \"$(tail -n +3 /proc/{pid}/net/dev | cut -d: -f1 | sort | xargs)\" = 'lo net0'");
+    host.exec("sh", &["-c", &devices]);
+    host.exec("sh", &["-c", &format!("test $(cat /proc/{pid}/net/if_inet6 | wc -l) = 0")]);
+    host.exec("sh", &["-c", &format!("test $(wc -l < /proc/{pid}/net/route) = 1")]);
     let place = fs::metadata(host.slot("web").join("qemu")).expect("its directory");
     assert_eq!((place.uid(), place.mode() & 0o777), (0, 0o710));
 }

@@ -39,11 +39,12 @@ pub(crate) enum Message {
     },
     /// Connections of the next disk, with their sockets; one message for each disk, before `State`.
     Connections(Vec<ConnectionState>),
-    /// Next network port, with its tap device and its connection if it has them; one message for each port,
-    /// after `Connections`.
+    /// Next network port, with its tap device, its connection to QEMU and QEMU's tap device, if it has them;
+    /// one message for each port, after `Connections`.
     Port {
         uplink: bool,
-        stream: bool,
+        guest: bool,
+        device: bool,
     },
     /// Console of a machine that was offered with one, with its connection if it has one; before `State`.
     Console {

@@ -4,7 +4,10 @@
 use crate::PartError;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
-use whimbrel_net::{Gates, Port, PortConfig, PortDescriptors, PortFilter, PortState, TapConfig, Uplink};
+use whimbrel_net::{
+    Gates, GuestSide, Port, PortConfig, PortDescriptors, PortFilter, PortState, TapConfig, Uplink,
+};
+use whimbrel_qemu::Qemu;
 
 /// Network port of a machine that can pass to another process.
 pub struct PassablePort {
@@ -17,10 +20,19 @@ whimbrel_core::opaque_debug!(PassablePort);
 /// How to open the port of a running machine anew.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PortOffer {
-    stream_socket: PathBuf,
+    guest: GuestOffer,
     /// Name pattern and bridge of its tap device; none if the port is isolated.
     tap: Option<(String, Option<String>)>,
     filter: PortFilter,
+}
+
+/// End of a port at QEMU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+enum GuestOffer {
+    /// Socket on which QEMU listens.
+    Stream(PathBuf),
+    /// Tap device of QEMU, for the port of this number.
+    Tap(usize),
 }
 
 enum Serving {
@@ -44,7 +56,11 @@ impl PassablePort {
             Uplink::Tap(tap) => Some((tap.name.clone(), tap.bridge.clone())),
             Uplink::Pipe(_) => return Err(PartError::Tunnel),
         };
-        let offer = PortOffer { stream_socket: config.stream_socket.clone(), tap, filter: config.filter };
+        let guest = match &config.guest {
+            GuestSide::Stream(socket) => GuestOffer::Stream(socket.clone()),
+            GuestSide::Tap { port, .. } => GuestOffer::Tap(*port),
+        };
+        let offer = PortOffer { guest, tap, filter: config.filter };
         Ok(Self { offer, serving: Serving::Running(Port::open(config)?) })
     }
 
@@ -87,30 +103,39 @@ impl PassablePort {
     }
 
     /// Ends the connection of a suspended port, because another process may have used it: QEMU accepts a new
-    /// one, which begins with a whole frame.
+    /// one, which begins with a whole frame. Packets of a tap device are whole anyway.
     pub(crate) fn disconnect(&mut self) {
         if let Serving::Suspended(descriptors, state) = &mut self.serving {
-            descriptors.stream = None;
+            if matches!(self.offer.guest, GuestOffer::Stream(_)) {
+                descriptors.guest = None;
+            }
             state.received.clear();
             state.unsent.clear();
         }
     }
 
-    /// Moves frames, if the port does not yet.
-    pub(crate) fn serve(&mut self) -> Result<(), PartError> {
+    /// Moves frames between `qemu` and the network, if the port does not yet.
+    pub(crate) fn serve(&mut self, qemu: &Qemu) -> Result<(), PartError> {
         self.serving = match std::mem::replace(&mut self.serving, Serving::Broken) {
             Serving::Suspended(descriptors, state) => {
                 Serving::Running(Port::from_parts(descriptors, *state)?)
             }
-            Serving::Unopened => Serving::Running(Port::open(self.config())?),
+            Serving::Unopened => Serving::Running(Port::open(self.config(qemu)?)?),
             other => other,
         };
         Ok(())
     }
 
-    fn config(&self) -> PortConfig {
-        let PortOffer { stream_socket, tap, filter } = self.offer.clone();
-        let tap = tap.map(|(name, bridge)| Uplink::Tap(TapConfig { name, bridge }));
-        PortConfig { stream_socket, uplink: tap.unwrap_or(Uplink::Isolated), gates: Gates::OPEN, filter }
+    fn config(&self, qemu: &Qemu) -> Result<PortConfig, PartError> {
+        let PortOffer { guest, tap, filter } = self.offer.clone();
+        let guest = match guest {
+            GuestOffer::Stream(socket) => GuestSide::Stream(socket),
+            GuestOffer::Tap(port) => {
+                let namespace = qemu.network().map_err(PartError::Serve)?;
+                GuestSide::Tap { namespace, device: qemu.tap_device(port).map_err(PartError::Serve)?, port }
+            }
+        };
+        let uplink = tap.map(|(name, bridge)| Uplink::Tap(TapConfig { name, bridge }));
+        Ok(PortConfig { guest, uplink: uplink.unwrap_or(Uplink::Isolated), gates: Gates::OPEN, filter })
     }
 }

@@ -23,6 +23,14 @@ pub enum NetError {
         /// Cause reported by the kernel.
         source: io::Error,
     },
+    /// The namespace of a QEMU, or a device in it, could not be created or opened.
+    #[error("cannot {action} the network of qemu")]
+    GuestNetwork {
+        /// Verb of the operation: `create` or `connect to`.
+        action: &'static str,
+        /// Cause reported by the kernel.
+        source: io::Error,
+    },
     /// The port's thread could not be started or woken.
     #[error("cannot {action} the port's thread")]
     Thread {

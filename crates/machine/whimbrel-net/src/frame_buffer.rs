@@ -31,6 +31,16 @@ impl FrameBuffer {
         Some(buffer)
     }
 
+    /// Whether it has whole frames only, from the first byte on.
+    pub(crate) fn is_whole(&self) -> bool {
+        let mut rest = self.rest();
+        while let Some((length, after)) = rest.split_first_chunk::<LENGTH>() {
+            let Some(after) = after.get(u32::from_be_bytes(*length) as usize..) else { return false };
+            rest = after;
+        }
+        rest.is_empty()
+    }
+
     pub(crate) fn is_pending(&self) -> bool {
         self.sent < self.end
     }
@@ -62,14 +72,22 @@ impl FrameBuffer {
         self.end += LENGTH + len;
     }
 
-    /// Adds a frame, if there is space.
-    pub(crate) fn push(&mut self, frame: &[u8]) -> bool {
-        let space = self.space().and_then(|space| space.get_mut(..frame.len()));
-        let fits = space.map(|space| space.copy_from_slice(frame)).is_some();
-        if fits {
-            self.filled(frame.len());
-        }
-        fits
+    /// Adds a frame after `header`, if there is space.
+    pub(crate) fn push(&mut self, header: &[u8], frame: &[u8]) -> bool {
+        let len = header.len() + frame.len();
+        let Some(space) = self.space().and_then(|space| space.get_mut(..len)) else { return false };
+        let (before, after) = space.split_at_mut(header.len());
+        before.copy_from_slice(header);
+        after.copy_from_slice(frame);
+        self.filled(len);
+        true
+    }
+
+    /// Next frame of which nothing was sent, if each is sent on its own; it remains the next one until
+    /// `advance` by its bytes with their length.
+    pub(crate) fn next(&self) -> Option<&[u8]> {
+        let (length, rest) = self.rest().split_first_chunk::<LENGTH>()?;
+        rest.get(..u32::from_be_bytes(*length) as usize)
     }
 
     /// Removes every frame of which nothing was sent, and passes it to `show`; returns their number. A frame
@@ -100,7 +118,7 @@ mod tests {
 
     fn batch(frames: &[usize]) -> FrameBuffer {
         let mut batch = FrameBuffer::new();
-        frames.iter().for_each(|len| assert!(batch.push(&vec![0; *len])));
+        frames.iter().for_each(|len| assert!(batch.push(&[], &vec![0; *len])));
         batch
     }
 
@@ -109,7 +127,7 @@ mod tests {
         let mut left = batch(&[10, 20]);
         left.advance(4 + 6);
         let mut begun = FrameBuffer::begun(left.rest()).unwrap();
-        assert!(begun.push(&[0; 30]));
+        assert!(begun.push(&[], &[0; 30]));
         assert_eq!(begun.remove_unsent(|_| {}), 1);
         assert_eq!(begun.rest(), left.rest());
         assert!(FrameBuffer::begun(&vec![0; BATCH + 1]).is_none());

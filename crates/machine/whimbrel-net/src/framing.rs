@@ -46,9 +46,11 @@ impl Decoder {
     /// reports how many arrived.
     pub(crate) fn space(&mut self) -> &mut [u8] {
         // The remainder is less than one frame, so moving it is cheap, and done once for each large read.
-        self.room.copy_within(self.begin..self.end, 0);
-        self.end -= self.begin;
-        self.begin = 0;
+        if self.begin > 0 {
+            self.room.copy_within(self.begin..self.end, 0);
+            self.end -= self.begin;
+            self.begin = 0;
+        }
         &mut self.room[self.end..]
     }
 

@@ -6,6 +6,7 @@
 //! network. Until [`InputLog::start`] only recent frames are retained.
 
 use std::{
+    borrow::Cow,
     collections::VecDeque,
     sync::Mutex,
     time::{Duration, Instant},
@@ -70,19 +71,23 @@ impl Default for InputLog {
 }
 
 impl InputLog {
-    /// Records a frame that is to be delivered; false if there is no space, so that it must be dropped.
-    pub(crate) fn record(&self, port: u16, frame: &[u8]) -> bool {
+    /// Records frames that are to be delivered together; false if there is no space, so that they must be
+    /// dropped.
+    pub(crate) fn record(&self, port: u16, frames: &[Cow<[u8]>]) -> bool {
         let at = self.since.elapsed();
         let mut state = lock(&self.state);
         if !state.started {
             state.release_before(at.saturating_sub(DELIVERY_DELAY));
         }
-        if state.bytes + frame.len() > BYTES_MAX || state.retained.len() >= FRAMES_MAX {
+        let bytes = frames.iter().map(|frame| frame.len()).sum::<usize>();
+        if state.bytes + bytes > BYTES_MAX || state.retained.len() + frames.len() > FRAMES_MAX {
             return false;
         }
-        state.bytes += frame.len();
-        state.retained.push_back((at, frame.len()));
-        state.untaken.push_back(Input { port, at, frame: frame.to_vec() });
+        state.bytes += bytes;
+        for frame in frames {
+            state.retained.push_back((at, frame.len()));
+            state.untaken.push_back(Input { port, at, frame: frame.to_vec() });
+        }
         true
     }
 
@@ -175,7 +180,7 @@ mod tests {
     #[test]
     fn what_is_let_go_makes_room_and_what_nobody_was_told_of_stays() {
         let inputs = InputLog::default();
-        let frame = vec![7; 1 << 20];
+        let frame = [Cow::Owned(vec![7; 1 << 20])];
         assert_eq!(inputs.start(), 0);
         assert_eq!(
             (0..80).filter(|_| inputs.record(0, &frame)).count(),

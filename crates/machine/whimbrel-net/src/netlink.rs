@@ -1,4 +1,4 @@
-//! Netlink requests: bring an interface up, make it a port of a bridge, set its address.
+//! Netlink requests: bring an interface up, make it a port of a bridge, set its address and largest unit.
 //!
 //! One request and one acknowledgement each (rtnetlink(7), netlink(7)); numbers are in native byte order.
 //! Acts in the network namespace of the calling thread.
@@ -11,7 +11,13 @@ const RTM_NEWLINK: u16 = 16;
 const NLM_F_REQUEST: u16 = 1;
 const NLM_F_ACK: u16 = 4;
 const IFLA_ADDRESS: u16 = 1;
+const IFLA_MTU: u16 = 4;
 const IFLA_MASTER: u16 = 10;
+const IFLA_AF_SPEC: u16 = 26;
+const IFLA_INET6_ADDR_GEN_MODE: u16 = 8;
+const AF_INET6: u16 = 10;
+/// Generates no address (linux/if_link.h, `IN6_ADDR_GEN_MODE_NONE`).
+const NO_ADDRESS: u8 = 1;
 const IFF_UP: u32 = 1;
 
 /// Brings interface number `index` up.
@@ -27,6 +33,17 @@ pub(crate) fn set_master(index: u32, master: u32) -> io::Result<()> {
 /// Sets the hardware address of interface number `index`.
 pub(crate) fn set_address(index: u32, address: [u8; 6]) -> io::Result<()> {
     transact(&new_link(index, 0, &attribute(IFLA_ADDRESS, &address)))
+}
+
+/// Sets the largest unit of interface number `index`: bytes of a frame after its Ethernet header.
+pub(crate) fn set_largest_unit(index: u32, bytes: u32) -> io::Result<()> {
+    transact(&new_link(index, 0, &attribute(IFLA_MTU, &bytes.to_ne_bytes())))
+}
+
+/// Lets interface number `index` have no link-local IPv6 address, so that the host sends nothing there.
+pub(crate) fn set_no_link_local_address(index: u32) -> io::Result<()> {
+    let mode = attribute(IFLA_INET6_ADDR_GEN_MODE, &[NO_ADDRESS]);
+    transact(&new_link(index, 0, &attribute(IFLA_AF_SPEC, &attribute(AF_INET6, &mode))))
 }
 
 /// Encodes a `struct rtattr`, its value and padding to four bytes.

@@ -8,16 +8,20 @@ use crate::{
     Addresses, BufferLimits, Epoch, FilterCounters, FramePipeEnd, Input, InputLog, NetError, PortFilter,
     forwarder::{
         Forwarder, Shared,
+        guest_link::GuestEnd,
         parts::{PortDescriptors, PortState},
         run,
+        uplink::NetworkSide,
     },
+    guest_network,
     input_replay::InputReplay,
     tap,
 };
 use rustix::event::{EventfdFlags, eventfd};
 use serde::{Deserialize, Serialize};
 use std::{
-    os::fd::OwnedFd,
+    fs::File,
+    os::fd::{AsFd, OwnedFd},
     path::PathBuf,
     sync::{
         Arc, MutexGuard,
@@ -30,15 +34,33 @@ use std::{
 /// Configuration of a port.
 #[derive(Debug)]
 pub struct PortConfig {
-    /// Socket on which QEMU listens: `-netdev stream,server=on,addr.type=unix,addr.path=…`. It need not exist
-    /// yet.
-    pub stream_socket: PathBuf,
+    /// End of the port at QEMU.
+    pub guest: GuestSide,
     /// Network side of the port.
     pub uplink: Uplink,
     /// Initial state of the gates.
     pub gates: Gates,
     /// Frames that the guest may send.
     pub filter: PortFilter,
+}
+
+/// End of a port at QEMU.
+#[derive(Debug)]
+pub enum GuestSide {
+    /// Socket on which QEMU listens: `-netdev stream,server=on,addr.type=unix,addr.path=…`. It need not exist
+    /// yet. Every frame is as on the wire.
+    Stream(PathBuf),
+    /// Tap device of a [`GuestNetwork`](crate::GuestNetwork), which QEMU has got. Checksums and the cutting of
+    /// large segments are left to the network.
+    Tap {
+        /// Descriptor of the namespace, or of QEMU, which is in it (pidfd).
+        namespace: OwnedFd,
+        /// Descriptor of the device that QEMU reads. Frames that wait there for a paused guest become late
+        /// frames; without it they are lost.
+        device: Option<OwnedFd>,
+        /// Number of the port.
+        port: usize,
+    },
 }
 
 /// Network side of a port.
@@ -116,12 +138,25 @@ impl Port {
     /// Opens a port. Its tap device is created in the network namespace of the calling thread. The port
     /// connects to QEMU as soon as it listens, and again whenever the connection is lost.
     pub fn open(config: PortConfig) -> Result<Self, NetError> {
+        let end = match config.guest {
+            GuestSide::Stream(path) => GuestEnd::Stream(path),
+            GuestSide::Tap { namespace, device, port } => {
+                let socket = guest_network::connect(namespace.as_fd(), port)?;
+                GuestEnd::Tap { socket, device: device.map(File::from) }
+            }
+        };
+        let has_offloads = matches!(end, GuestEnd::Tap { .. });
         let (device, tap_name) = match config.uplink {
             Uplink::Isolated => (None, None),
-            Uplink::Tap(tap) => tap::open(&tap).map(|(device, name)| (Some(device), Some(name)))?,
-            Uplink::Pipe(FramePipeEnd(end)) => (Some(end), None),
+            Uplink::Tap(tap) => {
+                let (file, name) = tap::open(&tap, has_offloads)?;
+                (Some(NetworkSide { file: Arc::new(file), has_offloads }), Some(name))
+            }
+            Uplink::Pipe(FramePipeEnd(end)) => {
+                (Some(NetworkSide { file: Arc::new(end), has_offloads: false }), None)
+            }
         };
-        let forwarder = Forwarder::new(config.stream_socket, device, config.gates, config.filter);
+        let forwarder = Forwarder::new(end, device, config.gates, config.filter);
         Self::forwarding(forwarder, tap_name)
     }
 
@@ -161,6 +196,12 @@ impl Port {
     /// Name of the tap device, if there is one.
     pub fn tap_name(&self) -> Option<&str> {
         self.tap_name.as_deref()
+    }
+
+    /// Whether the guest leaves checksums and the cutting of large segments to the network. Its machine needs
+    /// such a port for as long as it runs, on every host.
+    pub fn has_offloads(&self) -> bool {
+        self.forwarder().has_offloads()
     }
 
     /// Opens and closes both gates at once.

@@ -1,5 +1,5 @@
-//! Tap device: a network interface whose frames this process reads and writes. The only `unsafe` of this
-//! crate.
+//! Tap device: a network interface whose frames this process reads and writes. One of two
+//! modules of this crate with `unsafe`; the other is `packet_socket`.
 //!
 //! Linux Documentation/networking/tuntap.rst. The device is not persistent: it ends when the last descriptor
 //! is closed, so nothing remains however the process ends. It is created in the network namespace of the
@@ -17,6 +17,10 @@ use std::{
 const IFF_TUN: i16 = 0x0001;
 const IFF_TAP: i16 = 0x0002;
 const IFF_NO_PI: i16 = 0x1000;
+const IFF_VNET_HDR: i16 = 0x4000;
+/// Frames for this process may lack their checksum, and be larger than the wire carries: TCP over IPv4 and
+/// IPv6, also with ECN (linux/if_tun.h, `TUN_F_CSUM`, `TUN_F_TSO4`, …).
+const OFFLOADS: i32 = 1 | 2 | 4 | 8;
 /// Bytes of an interface name with its final zero.
 const NAME_SIZE: usize = 16;
 
@@ -35,11 +39,30 @@ nix::ioctl_readwrite_bad!(
     InterfaceRequest
 );
 
+nix::ioctl_write_int_bad!(
+    /// Ioctl TUNSETOFFLOAD.
+    set_offloads,
+    0x4004_54d0
+);
+
+nix::ioctl_read_bad!(
+    /// Ioctl TUNGETVNETHDRSZ.
+    get_header_size,
+    0x8004_54d7,
+    i32
+);
+
 /// Creates a tap device, brings it up, and joins its bridge. Reads and writes do not block. Returns the
 /// device and its name.
-pub(crate) fn open(config: &TapConfig) -> Result<(File, String), NetError> {
+///
+/// With `offloads` every frame has a header of them in front, in both directions.
+pub(crate) fn open(config: &TapConfig, offloads: bool) -> Result<(File, String), NetError> {
     let failed = |action| move |source| NetError::Tap { action, name: config.name.clone(), source };
-    let (device, name) = create(&config.name, IFF_TAP).map_err(failed("create"))?;
+    let kind = if offloads { IFF_TAP | IFF_VNET_HDR } else { IFF_TAP };
+    let (device, name) = create(&config.name, kind).map_err(failed("create"))?;
+    if offloads {
+        take_offloads(&device).map_err(failed("set the offloads of"))?;
+    }
     let index = if_nametoindex(name.as_str()).map_err(|errno| failed("find")(errno.into()))?;
     netlink::set_address(index, high_address()).map_err(failed("name"))?;
     if let Some(bridge) = &config.bridge {
@@ -49,6 +72,26 @@ pub(crate) fn open(config: &TapConfig) -> Result<(File, String), NetError> {
     }
     netlink::set_up(index).map_err(failed("bring up"))?;
     Ok((device, name))
+}
+
+/// Creates a tap device for QEMU, with headers; QEMU says what of the offloads its guest takes.
+pub(crate) fn create_with_offloads(name: &str) -> io::Result<File> {
+    create(name, IFF_TAP | IFF_VNET_HDR).map(|(device, _)| device)
+}
+
+/// Bytes of the header before each frame of a device; its guest may have made them 12 (Virtual I/O Device 1.2,
+/// section 5.1.6).
+pub(crate) fn header_size(device: &File) -> io::Result<usize> {
+    let mut size = 0;
+    // SAFETY: the descriptor is open, and `size` is a live integer that the kernel writes.
+    unsafe { get_header_size(device.as_raw_fd(), &raw mut size) }?;
+    usize::try_from(size).map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
+fn take_offloads(device: &File) -> io::Result<()> {
+    // SAFETY: the descriptor is open; the argument is a number, no address.
+    unsafe { set_offloads(device.as_raw_fd(), OFFLOADS) }?;
+    Ok(())
 }
 
 /// Random address that is higher than any of a network card. A bridge takes the lowest address of its ports

@@ -7,15 +7,15 @@
 //! Nothing given up here can be had back: the bounding set is empty and `no_new_privs` is set, so that no
 //! program with more rights can be executed.
 
-use crate::{file_access::FileAccess, machine_user::MachineUser};
+use crate::{file_access::FileAccess, launch::TapDevices, machine_user::MachineUser};
 use rustix::{
     fd::{AsFd, OwnedFd},
     fs::{Gid, Uid},
     io::{Errno, FdFlags},
     process::{Resource, Rlimit},
-    thread::{CapabilitySet, CapabilitySets, UnshareFlags},
+    thread::{CapabilitySet, CapabilitySets, LinkNameSpaceType, UnshareFlags},
 };
-use std::{io, os::unix::process::CommandExt, path::Path, process::Command};
+use std::{io, os::unix::process::CommandExt, path::Path, process::Command, sync::Arc};
 
 /// Most open files of a QEMU. It needs two for each queue of each device, 14 disks with a queue for each of
 /// up to 288 virtual CPUs, and some forty more.
@@ -36,6 +36,9 @@ pub(crate) struct Confinement {
     files: Option<FileAccess>,
     /// Descriptors that the program inherits under the same numbers.
     inherited: Vec<OwnedFd>,
+    /// Network namespace that it enters, with tap devices that it inherits as well and cannot open again; one
+    /// of its own if none.
+    network: Option<Arc<TapDevices>>,
 }
 
 /// A user of its own, and the directory that it works in.
@@ -65,13 +68,13 @@ impl Confinement {
         // A core file would have the memory of the guest in it.
         let mut limits = vec![(Resource::Core, 0), (Resource::Nofile, MACHINE_FILES)];
         limits.extend(own.iter().flat_map(|own| own.limits.clone()));
-        Self { limits, own, files: None, inherited }
+        Self { limits, own, files: None, inherited, network: None }
     }
 
     /// For a tool that runs as `user` in the directory `dir`, both of its own.
     pub(crate) fn of_tool(user: u32, dir: OwnedFd, limits: Vec<(Resource, u64)>) -> Self {
         let own = OwnUser { user, groups: Vec::new(), dir, limits: Vec::new() };
-        Self { limits, own: Some(own), files: None, inherited: Vec::new() }
+        Self { limits, own: Some(own), files: None, inherited: Vec::new(), network: None }
     }
 
     /// With a user of its own, `program` opens only what it needs to start, its directory and the files that
@@ -81,6 +84,12 @@ impl Confinement {
             self.files = FileAccess::new(program, own.dir.as_fd(), &self.inherited)?;
         }
         Ok(self)
+    }
+
+    /// In this network, if there is one.
+    pub(crate) fn in_network_of(mut self, network: Option<Arc<TapDevices>>) -> Self {
+        self.network = network;
+        self
     }
 
     /// Applies it to a process that `command` starts.
@@ -101,8 +110,16 @@ impl Confinement {
         }
         if let Some(OwnUser { dir, .. }) = &self.own {
             rustix::process::fchdir(dir.as_fd())?;
+            let own = match &self.network {
+                Some(_) => UnshareFlags::NEWIPC,
+                None => UnshareFlags::NEWNET | UnshareFlags::NEWIPC,
+            };
             // SAFETY: file descriptors stay shared.
-            unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET | UnshareFlags::NEWIPC) }?;
+            unsafe { rustix::thread::unshare_unsafe(own) }?;
+        }
+        if let Some(network) = &self.network {
+            let namespace = network.namespace.as_fd();
+            rustix::thread::move_into_link_name_space(namespace, Some(LinkNameSpaceType::Network))?;
         }
         empty_bounding_set()?;
         if let Some(OwnUser { user, groups, .. }) = &self.own {
@@ -118,7 +135,8 @@ impl Confinement {
         if let Some(files) = &self.files {
             files.enforce()?;
         }
-        self.inherited.iter().try_for_each(|fd| rustix::io::fcntl_setfd(fd, FdFlags::empty()))
+        let taps = self.network.iter().flat_map(|network| &network.taps);
+        self.inherited.iter().chain(taps).try_for_each(|fd| rustix::io::fcntl_setfd(fd, FdFlags::empty()))
     }
 }
 

@@ -23,7 +23,7 @@ mod state;
 pub use console::{Console, ConsoleState, Ended, HeldOutputState, Subscription};
 pub use file_access::restricts_files;
 pub use image::{Conversion, ImageError, ImageFormat};
-pub use launch::{LaunchError, LaunchSpec, RamBacking, Sharing, SpecError, Vmgenid};
+pub use launch::{LaunchError, LaunchSpec, RamBacking, Sharing, SpecError, TapDevices, Vmgenid};
 pub use machine::{BalloonStats, Qemu, QemuDescriptors, QemuState, Status, VmIdentity};
 pub use machine_user::MachineUser;
 pub use probe::{

@@ -26,11 +26,17 @@ pub const PROTOCOL: Protocol = Protocol {
             number: RETURN_VERSION,
             reason: "a commit may be answered with the machine's return, which an older target cannot say",
         },
+        Version {
+            number: OFFLOADS_VERSION,
+            reason: "network ports have offloads, with which an older target cannot load the device state",
+        },
     ],
 };
 
 /// First version with [`COMMIT_OR_RETURN`].
 pub const RETURN_VERSION: u16 = 3;
+/// First version whose targets and standbys load machines with offloads of network ports.
+pub const OFFLOADS_VERSION: u16 = 4;
 
 /// Offers a machine; header [`Offer`], reply [`Offered`].
 pub const OFFER: u16 = 0x0100;

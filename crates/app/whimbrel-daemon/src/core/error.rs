@@ -117,6 +117,8 @@ pub enum DaemonError {
     Untrusted { host: HostName },
     #[error("host {host} and this one do not trust each other")]
     NotTrustedThere { host: HostName, source: Cause },
+    #[error("{host} has an earlier version of Whimbrel, which cannot run machines with network offloads")]
+    OlderHost { host: HostName },
     #[error("the guest did not shut down within {seconds} s")]
     StillRunning { seconds: u64 },
     #[error("the identity of this host failed")]
@@ -175,7 +177,7 @@ impl DaemonError {
             | Self::AlreadyServed { .. }
             | Self::StillRunning { .. } => ErrorCode::Busy,
             Self::Invalid { .. } | Self::NotItsPast { .. } => ErrorCode::Invalid,
-            Self::NotTmpfs { .. } | Self::Network { .. } => ErrorCode::Unsupported,
+            Self::NotTmpfs { .. } | Self::Network { .. } | Self::OlderHost { .. } => ErrorCode::Unsupported,
             Self::Certificate { source } => chain_code(source),
             Self::NotPrivate { source: PrivateDirError::Io { source, .. } } => io_code(source),
             Self::NotPrivate { .. } => ErrorCode::Unsupported,
@@ -316,6 +318,7 @@ impl DaemonError {
                 "make sure that its primary is off or disconnected, then `whimbrel failover {name} --primary-is-dead`; `--force` overrides a host that answers"
             ),
             Self::Thread { .. } => "the system or the daemon's limits allow no more threads or memory; try again with fewer operations at once".into(),
+            Self::OlderHost { host } => format!("update Whimbrel on {host}; until then machines can only move from there to here"),
             Self::StillRunning { .. } => "`whimbrel stop --kill` stops it at once".into(),
             Self::Protected { name, .. } => {
                 format!("`whimbrel failover {name}` moves it to its standby; for anything else `whimbrel unprotect {name}` first")

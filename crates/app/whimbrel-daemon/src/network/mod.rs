@@ -2,4 +2,5 @@
 
 pub(crate) mod late_frames;
 pub(crate) mod managed;
+pub(crate) mod offloads;
 pub(crate) mod tunnel;

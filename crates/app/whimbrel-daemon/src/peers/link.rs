@@ -138,6 +138,11 @@ impl PeerLink {
         all.map(|connection| connection.traffic().sent).sum()
     }
 
+    /// The first connection, for what its peer can do.
+    pub(crate) fn connection(&self) -> &Connection {
+        &self.connection
+    }
+
     /// Limits the rate of sending, in bytes a second.
     pub(crate) fn limit(&self, rate: Option<ByteSize>) {
         self.limit_rate(rate.map(|rate| rate.0));

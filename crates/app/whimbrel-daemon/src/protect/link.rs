@@ -41,6 +41,10 @@ impl PageLink {
         Ok(link)
     }
 
+    pub(in crate::protect) fn connection(&self) -> &Connection {
+        &self.connection
+    }
+
     /// Closes the link; all waiting calls fail at once.
     pub(in crate::protect) fn close(&self) {
         self.closed.send_replace(true);

@@ -210,9 +210,12 @@ impl Giving<'_> {
             let (sockets, states): (Vec<_>, Vec<_>) = disk.connections()?.into_iter().unzip();
             send(self.channel, &Message::Connections(states), &sockets)?;
         }
-        for PortDescriptors { uplink, stream } in port_descriptors {
-            let message = Message::Port { uplink: uplink.is_some(), stream: stream.is_some() };
-            send(self.channel, &message, &uplink.into_iter().chain(stream).collect::<Vec<_>>())?;
+        for PortDescriptors { uplink, guest, device } in port_descriptors {
+            let (uplink_passed, guest_passed) = (uplink.is_some(), guest.is_some());
+            let message =
+                Message::Port { uplink: uplink_passed, guest: guest_passed, device: device.is_some() };
+            let descriptors = [uplink, guest, device].into_iter().flatten().collect::<Vec<_>>();
+            send(self.channel, &message, &descriptors)?;
         }
         if let Some(stream) = console_stream {
             let message = Message::Console { connected: stream.is_some() };
@@ -238,13 +241,13 @@ impl Giving<'_> {
 
     /// Moves frames and serial output again, and fills memory.
     fn resume_streams(&mut self, is_lost: bool) -> Result<(), PassError> {
-        let MachineParts { memory, ports, console, lazy, .. } = &mut self.machine;
+        let MachineParts { qemu, memory, ports, console, lazy, .. } = &mut self.machine;
         lazy.iter_mut().try_for_each(|lazy| lazy.serve(memory))?;
         for port in ports {
             if is_lost {
                 port.disconnect();
             }
-            port.serve()?;
+            port.serve(qemu)?;
         }
         console.iter_mut().try_for_each(Console::resume).map_err(PartError::Console)?;
         Ok(())

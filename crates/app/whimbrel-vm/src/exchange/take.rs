@@ -242,13 +242,14 @@ impl Taking<'_> {
             streams.connections.push(sockets.zip(states).collect());
         }
         for _ in 0..offered.offer.ports.len() {
-            let (Message::Port { uplink, stream }, descriptors) = self.receive()? else {
+            let (Message::Port { uplink, guest, device }, descriptors) = self.receive()? else {
                 return Err(PassError::Unexpected { what: "something between network ports" });
             };
             let mut passed = Passed(descriptors.into_iter());
             let uplink = uplink.then(|| passed.next()).transpose()?;
-            let stream = stream.then(|| passed.next()).transpose()?;
-            streams.ports.push(PortDescriptors { uplink, stream });
+            let guest = guest.then(|| passed.next()).transpose()?;
+            let device = device.then(|| passed.next()).transpose()?;
+            streams.ports.push(PortDescriptors { uplink, guest, device });
         }
         if offered.offer.console.is_some() {
             let (Message::Console { connected }, descriptors) = self.receive()? else {
@@ -270,10 +271,10 @@ impl Taking<'_> {
         let Built { memory, mut disks, dirty_logs, mut ports, mut lazy, runs, stopped_at, .. } = built;
         disks.iter_mut().try_for_each(Disk::serve)?;
         lazy.iter_mut().try_for_each(|lazy| lazy.serve(&memory))?;
-        ports.iter_mut().try_for_each(PassablePort::serve)?;
+        let mut driver = Qemu::from_parts(built.qemu, built.qemu_state).map_err(qemu("control"))?;
+        ports.iter_mut().try_for_each(|port| port.serve(&driver))?;
         let console = built.console.map(PassedConsole::read).transpose().map_err(PartError::Console)?;
         (self.reached)(Step::Serving);
-        let mut driver = Qemu::from_parts(built.qemu, built.qemu_state).map_err(qemu("control"))?;
         if runs {
             driver.unpause().map_err(qemu("continue"))?;
         }

@@ -6,7 +6,7 @@
 
 use super::{
     ArrivalKind, DiskBase, GuestAgent, MachineSetup, NetworkPort, Overlay, PortTarget, PrestartedQemu,
-    QemuDirs, RunningDisk, RunningError, RunningMachine, RunningMemory, Tunnel, error::Cause,
+    QemuDirs, RunningDisk, RunningError, RunningMachine, RunningMemory, Tunnel, error::Cause, network_port,
     remote_disk::Stall, runtime_dir::RuntimeDir,
 };
 use std::{collections::BTreeMap, sync::Arc};
@@ -57,6 +57,7 @@ fn start_qemu(
         initrd: boot.and_then(|boot| boot.initrd).map(|initrd| dirs.boot_file(&initrd)),
         vmgenid: start.vmgenid,
         incoming: start.incoming,
+        network: network_port::tap_devices(config.nics.len())?,
         ..LaunchSpec::new(config.clone(), slot.qemu_dir(), ram)
     };
     // The probe is done once and lends its error.
@@ -178,7 +179,7 @@ impl MachineBuilder {
         disks: &[RunningDisk],
     ) -> Result<Attached, RunningError> {
         let memory = self.memory(slot, qemu, memory)?;
-        let mut ports = self.ports(slot)?;
+        let mut ports = self.ports(slot, qemu)?;
         let (pages, observer) = memory.pages()?;
         let mut dirty_logs = vec![DirtyLog::new(pages)];
         dirty_logs.extend(disks.iter().map(|disk| DirtyLog::new(disk.pages())));
@@ -213,13 +214,13 @@ impl MachineBuilder {
         Ok(memory)
     }
 
-    fn ports(&self, slot: &RuntimeDir) -> Result<Vec<NetworkPort>, RunningError> {
+    fn ports(&self, slot: &RuntimeDir, qemu: &Qemu) -> Result<Vec<NetworkPort>, RunningError> {
         let MachineSetup { config, port_filters, tunnel, .. } = &self.setup;
         let target = if tunnel.is_some() { PortTarget::FramePipe } else { PortTarget::Bridge };
         let ports = config.nics.iter().enumerate().map(|(index, nic)| {
             // A port without a filter of its own lets no station send.
             let filter = port_filters.get(index).copied().unwrap_or(PortFilter::Only(Mac::BROADCAST));
-            NetworkPort::connect(slot, index, nic, target, filter)
+            NetworkPort::connect((slot, qemu), index, nic, target, filter)
         });
         ports.collect()
     }

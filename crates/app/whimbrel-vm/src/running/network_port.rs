@@ -4,8 +4,10 @@ use super::{RunningError, runtime_dir::RuntimeDir};
 use std::sync::{Arc, Weak};
 use whimbrel_core::NicConfig;
 use whimbrel_net::{
-    Addresses, FramePipeEnd, Gates, Port, PortConfig, PortFilter, TapConfig, Uplink, frame_pipe,
+    Addresses, FramePipeEnd, Gates, GuestNetwork, GuestSide, NetError, Port, PortConfig, PortFilter,
+    TapConfig, Uplink, frame_pipe,
 };
+use whimbrel_qemu::{Qemu, TapDevices};
 
 /// Name pattern of tap devices; the kernel replaces `%d` by a number.
 const TAP: &str = "wmb%d";
@@ -26,10 +28,25 @@ pub enum PortTarget {
     FramePipe,
 }
 
+/// Tap devices for a QEMU with so many ports; none if it has no port.
+pub(super) fn tap_devices(ports: usize) -> Result<Option<Arc<TapDevices>>, RunningError> {
+    if ports == 0 {
+        return Ok(None);
+    }
+    let network = GuestNetwork::create(ports);
+    let network =
+        network.map_err(|source| RunningError::Port { port: "net0".into(), source: source.into() })?;
+    Ok(Some(Arc::new(TapDevices { namespace: network.namespace, taps: network.taps })))
+}
+
+fn tap_of(qemu: &Qemu, port: usize) -> std::io::Result<GuestSide> {
+    Ok(GuestSide::Tap { namespace: qemu.network()?, device: qemu.tap_device(port)?, port })
+}
+
 impl NetworkPort {
     /// Connects port `index` of the machine in `slot` to its bridge, if it has one. No frame passes yet.
     pub fn connect(
-        slot: &RuntimeDir,
+        (slot, qemu): (&RuntimeDir, &Qemu),
         index: usize,
         nic: &NicConfig,
         plug: PortTarget,
@@ -46,12 +63,16 @@ impl NetworkPort {
                 (Uplink::Pipe(near), Some(far))
             }
         };
-        let stream_socket = slot.qemu_dir().join(format!("net{index}"));
-        let port = Port::open(PortConfig { stream_socket, uplink: world, gates: Gates::BLOCKED, filter });
-        let failed = |source: whimbrel_net::NetError| RunningError::Port {
-            port: format!("net{index}"),
-            source: source.into(),
+        let failed =
+            |source: NetError| RunningError::Port { port: format!("net{index}"), source: source.into() };
+        // A QEMU that an earlier version of this program has started listens there.
+        let socket = slot.qemu_dir().join(format!("net{index}"));
+        let guest = match socket.exists() {
+            true => GuestSide::Stream(socket),
+            false => tap_of(qemu, index)
+                .map_err(|source| failed(NetError::GuestNetwork { action: "connect to", source }))?,
         };
+        let port = Port::open(PortConfig { guest, uplink: world, gates: Gates::BLOCKED, filter });
         Ok(Self { port: Arc::new(port.map_err(failed)?), pipe_end: line })
     }
 

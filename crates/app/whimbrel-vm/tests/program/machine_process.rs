@@ -25,7 +25,7 @@ use whimbrel_capture::Consumer;
 use whimbrel_core::{Boot, ByteSize, Digest, DiskConfig, MachineConfig, PAGE_SIZE, PageRun, PageSet};
 use whimbrel_machine::{Machine as _, PageError};
 use whimbrel_memory::{Attachment, Mode, PageSource, RamTarget};
-use whimbrel_net::{Gates, PortConfig, PortFilter, Uplink};
+use whimbrel_net::{Gates, GuestSide, PortConfig, PortFilter, Uplink};
 use whimbrel_qemu::{Console, LaunchSpec, Qemu, RamBacking, Sharing, probe};
 use whimbrel_vm::{
     Disk, Given, LazyMemory, MachineParts, MemorySource, PassablePort, Step, SwapLimits,
@@ -150,9 +150,9 @@ fn start(dir: &Path, args: &[String]) -> Result<MachineParts, Failure> {
     }
     // The test is at the other end of both sockets.
     machine.console = Some(Console::open(&dir.join("tty"), &dir.join("console.log"))?);
-    let stream_socket = dir.join("wire");
+    let guest = GuestSide::Stream(dir.join("wire"));
     let (uplink, gates, filter) = (Uplink::Isolated, Gates::OPEN, PortFilter::Off);
-    machine.ports.push(PassablePort::open(PortConfig { stream_socket, uplink, gates, filter })?);
+    machine.ports.push(PassablePort::open(PortConfig { guest, uplink, gates, filter })?);
     for log in &mut machine.dirty_logs {
         log.attach_all(Consumer::Store)?;
     }

@@ -1,48 +1,54 @@
-//! Forwarder: moves frames between QEMU's socket and the tap device. One thread for each port, which blocks
-//! only in poll.
+//! Forwarder: moves frames between QEMU and the tap device. One thread for each port, which blocks only in
+//! poll.
 //!
-//! Outbound: one read takes many frames from the socket; each is written to the tap (which takes one at a
+//! Outbound: one read takes many frames from the link; each is written to the tap (which takes one at a
 //! time) or to the output buffer. Inbound: many frames are read from the tap into one buffer, after their
-//! lengths, and written to the socket at once. All queues are bounded: while QEMU does not read, the tap is
-//! not read and its own queue overflows, as a switch's does. While the output buffer is full, the socket is
-//! not read and the guest waits.
+//! lengths, and sent to QEMU. All queues are bounded: while QEMU does not read, the tap is not read, or QEMU's own,
+//! and its queue overflows, as a switch's does. While the output buffer is full, the link is not read: QEMU waits
+//! behind a stream, and the queue of a packet socket overflows.
 //!
-//! A broken connection is opened again. If the tap device was removed, that is reported once and the port
+//! Packets have the form of QEMU's end of the link: with a header of offloads before each frame, or without.
+//! Whatever leaves this host, is logged or compared is plain.
+//!
+//! A broken stream is opened again. If the tap device was removed, that is reported once and the port
 //! continues without one.
 
+pub(crate) mod guest_link;
 pub(crate) mod parts;
+pub(crate) mod uplink;
 
 use crate::{
     ANNOUNCE_GAPS, Addresses, BufferLimits, Epoch, FRAME_MAX, Gate, Gates, InputLog, OutputBuffer,
     PortCounters, PortFilter, allowed, announcements,
-    frame_buffer::FrameBuffer,
-    framing::{BrokenStream, Decoder},
+    framing::BrokenStream,
     input_replay::{InputReplay, Next},
     late_frames::LateFrames,
+    offload,
 };
+use guest_link::{GuestEnd, GuestLink, Polled};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fd::{AsFd, OwnedFd},
     io::Errno,
-    net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, send, socket_with},
 };
 use std::{
     fs::File,
-    path::PathBuf,
     sync::{
         Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
 };
+use uplink::{Form, NetworkSide};
 use whimbrel_core::lock;
 
-/// Interval of connection attempts to QEMU. A failed one costs a few microseconds.
-const RETRY: Duration = Duration::from_millis(20);
 /// Interval of checks of an input replay.
 const REPLAY_INTERVAL: Duration = Duration::from_millis(1);
 /// Large reads in one turn, so that callers do not wait long for the port.
 const READS_PER_TURN: usize = 16;
+/// Turns after which the queue of a packet socket is empty, also of the smallest frames: each is counted as 768
+/// bytes at least.
+const TURNS_TO_EMPTY: usize = 16;
 /// Most frames read from the tap in one turn.
 const FRAMES_PER_TURN: usize = 256;
 /// Most frames queued in a tap device: the kernel's default `txqueuelen`, which is not changed.
@@ -70,9 +76,10 @@ impl Shared {
 }
 
 pub(crate) struct Forwarder {
-    path: PathBuf,
-    link: Link,
-    tap: Option<Arc<File>>,
+    link: GuestLink,
+    /// Form of all packets here.
+    form: Form,
+    tap: Option<NetworkSide>,
     gates: Gates,
     filter: PortFilter,
     output_buffer: Option<OutputBuffer>,
@@ -82,8 +89,6 @@ pub(crate) struct Forwarder {
     inputs: Option<(Arc<InputLog>, u16)>,
     replay: Option<InputReplay>,
     late_frames: LateFrames,
-    decoder: Decoder,
-    batch: FrameBuffer,
     addresses: Addresses,
     announcing: Option<Announcing>,
     counters: PortCounters,
@@ -91,11 +96,6 @@ pub(crate) struct Forwarder {
 
 /// Callback that runs while the forwarder is locked, so it must not call the port.
 pub(crate) type FirstHeld = Box<dyn Fn() + Send>;
-
-enum Link {
-    Down { retry_at: Instant },
-    Up(Arc<OwnedFd>),
-}
 
 struct Announcing {
     at: Instant,
@@ -109,11 +109,15 @@ enum Step {
 }
 
 impl Forwarder {
-    pub(crate) fn new(path: PathBuf, tap: Option<File>, gates: Gates, filter: PortFilter) -> Self {
+    pub(crate) fn new(end: GuestEnd, tap: Option<NetworkSide>, gates: Gates, filter: PortFilter) -> Self {
+        Self::over(GuestLink::new(end), tap, gates, filter)
+    }
+
+    fn over(link: GuestLink, tap: Option<NetworkSide>, gates: Gates, filter: PortFilter) -> Self {
         Self {
-            path,
-            link: Link::Down { retry_at: Instant::now() },
-            tap: tap.map(Arc::new),
+            form: if link.has_offloads() { Form::WithOffloads } else { Form::Plain },
+            link,
+            tap,
             gates,
             filter,
             output_buffer: None,
@@ -121,8 +125,6 @@ impl Forwarder {
             inputs: None,
             replay: None,
             late_frames: LateFrames::default(),
-            decoder: Decoder::new(),
-            batch: FrameBuffer::new(),
             addresses: Addresses::default(),
             announcing: None,
             counters: PortCounters::default(),
@@ -137,12 +139,14 @@ impl Forwarder {
         match (self.gates.inbound, gates.inbound) {
             // Frames in the tap's queue came while the gate was closed: they are not delivered later.
             (Gate::Blocked, Gate::Open) => self.drop_waiting(),
-            (Gate::Open, Gate::Blocked) => self.counters.dropped_frames += self.batch.remove_unsent(|_| {}),
+            (Gate::Open, Gate::Blocked) => {
+                self.counters.dropped_frames += self.link.unsent.remove_unsent(|_| {});
+            }
             (Gate::Blocked, Gate::Blocked) | (Gate::Open, Gate::Open) => {}
         }
         if gates.outbound != self.gates.outbound {
             // Frames that QEMU has written already are subject to the previous gate.
-            self.read_guest();
+            self.empty_guest();
         }
         self.gates = gates;
     }
@@ -170,7 +174,7 @@ impl Forwarder {
 
     pub(crate) fn barrier(&mut self) -> Option<Epoch> {
         // Frames that QEMU has written already belong to the epoch that ends.
-        self.read_guest();
+        self.empty_guest();
         self.output_buffer.as_mut().map(OutputBuffer::barrier)
     }
 
@@ -178,8 +182,8 @@ impl Forwarder {
         let hold = self.output_buffer.as_mut()?;
         let mut released = 0;
         while let Some(frame) = hold.release(up_to) {
-            emit(self.tap.as_deref(), &frame, &mut self.counters);
-            self.inputs.iter().for_each(|(inputs, _)| inputs.record_sent(&frame));
+            emit(self.tap.as_ref(), &frame, self.form, &mut self.counters);
+            self.inputs.iter().for_each(|(inputs, _)| inputs.record_sent(self.form.frame_of(&frame)));
             released += 1;
         }
         Some(released)
@@ -204,20 +208,27 @@ impl Forwarder {
     }
 
     pub(crate) fn buffer_late_frames(&mut self) {
-        let Self { batch, late_frames: strays, counters, .. } = self;
+        let Self { link, late_frames: strays, counters, form, .. } = self;
         strays.start_buffering();
         // Frames that QEMU has not received yet become late frames, and are counted then.
-        batch.remove_unsent(|frame| {
+        link.unsent.remove_unsent(|packet| {
             counters.inbound_frames = counters.inbound_frames.saturating_sub(1);
-            counters.inbound_bytes = counters.inbound_bytes.saturating_sub(frame.len() as u64);
-            counters.dropped_frames += u64::from(!strays.push(frame));
+            let bytes = form.frame_of(packet).len() as u64;
+            counters.inbound_bytes = counters.inbound_bytes.saturating_sub(bytes);
+            counters.dropped_frames += u64::from(!strays.push(packet));
         });
     }
 
+    /// Late frames as on the wire, for another host. QEMU is paused.
     pub(crate) fn take_late_frames(&mut self) -> Vec<Box<[u8]>> {
-        // Include frames in the tap's queue.
+        // Include frames in the tap's queue, and before all others those in QEMU's.
         self.read_uplink();
-        self.late_frames.take()
+        let unread = self.link.take_unread().into_iter().map(Vec::into_boxed_slice);
+        let mut frames = Vec::new();
+        for packet in unread.chain(self.late_frames.take()) {
+            frames.extend(self.form.plain(&packet).into_iter().map(|frame| Box::from(&*frame)));
+        }
+        frames
     }
 
     pub(crate) fn deliver_late_frames(&mut self) {
@@ -225,10 +236,16 @@ impl Forwarder {
     }
 
     pub(crate) fn add_late_frames<'a>(&mut self, frames: impl Iterator<Item = &'a [u8]>) {
-        for frame in frames {
-            let taken = (1..=FRAME_MAX).contains(&frame.len()) && self.late_frames.push(frame);
-            self.counters.dropped_frames += u64::from(!taken);
-        }
+        let header = self.form.header();
+        frames
+            .filter(|frame| !frame.is_empty())
+            .for_each(|frame| self.add_late_packet(&[header, frame].concat()));
+    }
+
+    /// Adds a late frame in the form of this port.
+    fn add_late_packet(&mut self, packet: &[u8]) {
+        let taken = (1..=FRAME_MAX).contains(&packet.len()) && self.late_frames.push(packet);
+        self.counters.dropped_frames += u64::from(!taken);
     }
 
     pub(crate) fn addresses(&self) -> &Addresses {
@@ -243,17 +260,23 @@ impl Forwarder {
         self.announcing = Some(Announcing { at: Instant::now(), done: 0 });
     }
 
-    pub(crate) fn counters(&self) -> PortCounters {
+    pub(crate) fn counters(&mut self) -> PortCounters {
+        self.counters.dropped_frames += self.link.take_dropped();
         self.counters
     }
 
     pub(crate) fn is_connected(&self) -> bool {
-        matches!(self.link, Link::Up(_))
+        self.link.is_connected()
+    }
+
+    /// Whether packets have headers of offloads.
+    pub(crate) fn has_offloads(&self) -> bool {
+        self.form == Form::WithOffloads
     }
 
     /// Does all work that needs no waiting, up to a bound.
     fn work(&mut self) {
-        self.connect_if_due();
+        self.link.connect_if_due();
         self.announce_if_due();
         self.read_guest();
         self.read_uplink();
@@ -262,28 +285,8 @@ impl Forwarder {
         }
     }
 
-    fn connect_if_due(&mut self) {
-        let now = Instant::now();
-        if !matches!(self.link, Link::Down { retry_at } if now >= retry_at) {
-            return;
-        }
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
-        let address = SocketAddrUnix::new(&self.path);
-        let connected = socket.and_then(|socket| connect(&socket, &address?).map(|()| socket));
-        self.link = match connected {
-            Ok(socket) => Link::Up(Arc::new(socket)),
-            // QEMU is not ready yet, or busy: indistinguishable, so retry.
-            Err(_) => Link::Down { retry_at: now + RETRY },
-        };
-    }
-
     fn disconnect(&mut self, reason: &dyn std::fmt::Display) {
-        tracing::debug!(socket = %self.path.display(), %reason, "QEMU left the port");
-        self.link = Link::Down { retry_at: Instant::now() };
-        self.decoder = Decoder::new();
-        self.counters.dropped_frames += self.batch.remove_unsent(|_| {});
-        self.batch.clear();
+        self.counters.dropped_frames += self.link.disconnect(reason);
     }
 
     fn announce_if_due(&mut self) {
@@ -296,7 +299,8 @@ impl Forwarder {
             // Another host may have sent addresses that this guest may not use.
             let frames = self.addresses.stations().iter().flat_map(announcements);
             for frame in frames.filter(|frame| allowed(frame, self.filter).is_ok()) {
-                emit(self.tap.as_deref(), &frame, &mut self.counters);
+                let packet = [self.form.header(), &frame].concat();
+                emit(self.tap.as_ref(), &packet, self.form, &mut self.counters);
             }
         }
         let gap = ANNOUNCE_GAPS.get(announcing.done);
@@ -308,29 +312,43 @@ impl Forwarder {
     }
 
     /// Reads what the guest sent, until there is nothing, no space, or a turn's work is done.
-    fn read_guest(&mut self) {
+    fn read_guest(&mut self) -> Step {
         for _ in 0..READS_PER_TURN {
             match self.dispatch() {
                 Ok(Step::More) => {}
-                Ok(Step::Done) => return,
-                Err(broken) => return self.disconnect(&broken),
+                Ok(Step::Done) => return Step::Done,
+                Err(broken) => {
+                    self.disconnect(&broken);
+                    return Step::Done;
+                }
             }
-            let Link::Up(socket) = &self.link else { return };
-            match rustix::io::read(socket, self.decoder.space()) {
-                Ok(0) => return self.disconnect(&"it closed the connection"),
-                Ok(count) => self.decoder.filled(count),
-                Err(Errno::AGAIN | Errno::INTR) => return,
-                Err(errno) => return self.disconnect(&errno),
+            match self.link.receive() {
+                Ok(Step::More) => {}
+                Ok(Step::Done) => return Step::Done,
+                Err(lost) => {
+                    self.disconnect(&lost);
+                    return Step::Done;
+                }
             }
         }
         // Handles the frames of the last read; a broken stream is reported in the next turn.
-        let _ = self.dispatch();
+        self.dispatch().unwrap_or(Step::More)
+    }
+
+    /// Reads all that the guest has sent, up to a bound that its queue does not reach.
+    fn empty_guest(&mut self) {
+        for _ in 0..TURNS_TO_EMPTY {
+            if self.read_guest() == Step::Done {
+                return;
+            }
+        }
     }
 
     /// Handles every complete frame; done when the output buffer accepts no more.
     fn dispatch(&mut self) -> Result<Step, BrokenStream> {
         let Self {
-            decoder,
+            link,
+            form,
             output_buffer: hold,
             on_first_buffered: first_held,
             tap,
@@ -341,9 +359,11 @@ impl Forwarder {
             replay,
             ..
         } = self;
-        while let Some(frame) = decoder.frame()? {
-            let length = frame.len();
-            if let Err(reason) = allowed(frame, *filter) {
+        let decoder = &mut link.received;
+        while let Some(packet) = decoder.frame()? {
+            let (length, frame) = (packet.len(), form.frame_of(packet));
+            let checked = if *form == Form::WithOffloads { offload::check(packet) } else { Ok(()) };
+            if let Err(reason) = checked.and_then(|()| allowed(frame, *filter)) {
                 counters.filtered.count(reason, *filter);
                 decoder.taken(length);
                 continue;
@@ -352,10 +372,10 @@ impl Forwarder {
             match (gates.outbound, hold.as_mut()) {
                 (Gate::Blocked, _) => counters.dropped_frames += 1,
                 (Gate::Open, _) if had_left => counters.dropped_frames += 1,
-                (Gate::Open, None) => emit(tap.as_deref(), frame, counters),
+                (Gate::Open, None) => emit(tap.as_ref(), packet, *form, counters),
                 (Gate::Open, Some(hold)) => {
                     let held_none = hold.is_empty();
-                    if hold.push(frame).is_err() {
+                    if hold.push(packet).is_err() {
                         return Ok(Step::Done);
                     }
                     if held_none && let Some(first_held) = first_held {
@@ -371,7 +391,7 @@ impl Forwarder {
 
     /// Whether the guest has to wait for a release.
     fn is_stalled(&self) -> bool {
-        match (&self.output_buffer, self.decoder.frame()) {
+        match (&self.output_buffer, self.link.received.frame()) {
             (Some(hold), Ok(Some(frame))) => self.gates.outbound == Gate::Open && !hold.has_room(frame.len()),
             _ => false,
         }
@@ -381,15 +401,15 @@ impl Forwarder {
     fn read_uplink(&mut self) -> Step {
         loop {
             self.flush();
-            if self.batch.is_pending() && !self.late_frames.is_buffering() {
+            if self.link.unsent.is_pending() && !self.late_frames.is_buffering() {
                 return Step::Done;
             }
             let filled = self.fill_batch();
             self.flush();
             // No event would wake this thread for these frames.
             let more = self.late_frames.has_next() && self.passes() && self.replay.is_none();
-            if self.batch.is_pending() || !more {
-                return if self.batch.is_pending() { Step::Done } else { filled };
+            if self.link.unsent.is_pending() || !more {
+                return if self.link.unsent.is_pending() { Step::Done } else { filled };
             }
         }
     }
@@ -402,20 +422,20 @@ impl Forwarder {
     /// Replays recorded inputs to the guest. Done while there are more: the uplink has to wait.
     fn fill_from_replay(&mut self) -> Step {
         let passes = self.passes();
-        let Self { replay: Some(replay), batch, .. } = self else { return Step::More };
-        while passes && batch.space().is_some() {
+        let Self { replay: Some(replay), link, form, .. } = self else { return Step::More };
+        while passes && link.unsent.space().is_some() {
             let Next::Deliver(frame) = replay.next(Instant::now()) else { break };
-            batch.push(&frame);
+            link.unsent.push(form.header(), &frame);
         }
         if replay.is_active() { Step::Done } else { Step::More }
     }
 
     /// Delivers late frames before new ones.
     fn fill_from_late_frames(&mut self) {
-        while self.passes() && self.batch.space().is_some() {
+        while self.passes() && self.link.unsent.space().is_some() {
             let Some(frame) = self.late_frames.next() else { return };
-            if may_deliver(self.inputs.as_ref(), &mut self.counters, &frame) {
-                self.batch.push(&frame);
+            if may_deliver(self.inputs.as_ref(), self.form, &mut self.counters, &frame) {
+                self.link.unsent.push(&[], &frame);
             }
         }
     }
@@ -426,13 +446,14 @@ impl Forwarder {
         }
         self.fill_from_late_frames();
         let passes = self.passes();
-        let Self { batch, late_frames: strays, inputs, counters, .. } = self;
+        let Self { link, form, late_frames: strays, inputs, counters, .. } = self;
+        let batch = &mut link.unsent;
         let keeps = strays.is_buffering() && self.gates.inbound == Gate::Open;
         let Some(tap) = &self.tap else { return Step::Done };
         // A bound on frames too, because dropped ones do not fill the buffer.
         for _ in 0..FRAMES_PER_TURN {
             let Some(space) = batch.space() else { return Step::More };
-            match rustix::io::read(tap, &mut *space) {
+            match tap.read(space, *form) {
                 // A pipe whose other end was closed. A tap device never has an empty frame.
                 Ok(0) => {
                     self.tap = None;
@@ -442,7 +463,7 @@ impl Forwarder {
                     counters.dropped_frames += u64::from(!strays.push(&space[..len]));
                 }
                 Ok(len) if passes => {
-                    if may_deliver(inputs.as_ref(), counters, &space[..len]) {
+                    if may_deliver(inputs.as_ref(), *form, counters, &space[..len]) {
                         batch.filled(len);
                     }
                 }
@@ -459,24 +480,20 @@ impl Forwarder {
     }
 
     fn flush(&mut self) {
-        let Link::Up(socket) = &self.link else { return };
-        if !self.batch.is_pending() {
-            return;
-        }
-        match send(socket, self.batch.rest(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
-            Ok(count) => self.batch.advance(count),
-            Err(Errno::AGAIN | Errno::INTR) => {}
-            Err(errno) => self.disconnect(&errno),
+        match self.link.flush() {
+            Ok(dropped) => self.counters.dropped_frames += dropped,
+            Err(lost) => self.disconnect(&lost),
         }
     }
 
     /// Time until a timer is due.
     fn quiet_for(&self) -> Option<Duration> {
-        let retry = match self.link {
-            Link::Down { retry_at } => Some(retry_at),
-            Link::Up(_) => None,
-        };
-        let next = retry.into_iter().chain(self.announcing.as_ref().map(|announcing| announcing.at)).min();
+        let next = self
+            .link
+            .retry_at()
+            .into_iter()
+            .chain(self.announcing.as_ref().map(|announcing| announcing.at))
+            .min();
         let next = next.map(|next| next.saturating_duration_since(Instant::now()));
         // A replay may continue after any frame of the guest.
         next.into_iter().chain(self.replay.as_ref().map(|_| REPLAY_INTERVAL)).min()
@@ -484,42 +501,46 @@ impl Forwarder {
 
     /// Events to wait for, with descriptors that outlive the lock.
     fn waits(&self) -> PollSet {
-        let (socket, mut socket_events) = match &self.link {
-            Link::Up(socket) => (Some(Arc::clone(socket)), PollFlags::empty()),
-            Link::Down { .. } => (None, PollFlags::empty()),
-        };
+        let mut socket_events = PollFlags::empty();
         socket_events.set(PollFlags::IN, !self.is_stalled());
-        socket_events.set(PollFlags::OUT, self.batch.is_pending());
+        socket_events.set(PollFlags::OUT, self.link.unsent.is_pending());
         // If no event is requested, poll would still report a hang-up, again and again.
-        let socket = socket.filter(|_| !socket_events.is_empty()).map(|socket| (socket, socket_events));
+        let socket =
+            self.link.polled().filter(|_| !socket_events.is_empty()).map(|socket| (socket, socket_events));
         let replays = self.replay.as_ref().is_some_and(InputReplay::is_active);
         let tap = self
             .tap
-            .clone()
-            .filter(|_| !replays && (self.late_frames.is_buffering() || !self.batch.is_pending()));
+            .as_ref()
+            .map(|tap| Arc::clone(&tap.file))
+            .filter(|_| !replays && (self.late_frames.is_buffering() || !self.link.unsent.is_pending()));
         PollSet { socket, tap, time: self.quiet_for() }
     }
 }
 
 /// Counts a frame that is to be delivered; false if it cannot be recorded, so that it must be dropped.
-fn may_deliver(inputs: Option<&(Arc<InputLog>, u16)>, counters: &mut PortCounters, frame: &[u8]) -> bool {
-    let yes = inputs.is_none_or(|(inputs, port)| inputs.record(*port, frame));
+fn may_deliver(
+    inputs: Option<&(Arc<InputLog>, u16)>,
+    form: Form,
+    counters: &mut PortCounters,
+    packet: &[u8],
+) -> bool {
+    let yes = inputs.is_none_or(|(inputs, port)| inputs.record(*port, &form.plain(packet)));
     match yes {
         true => {
             counters.inbound_frames += 1;
-            counters.inbound_bytes += frame.len() as u64;
+            counters.inbound_bytes += form.frame_of(packet).len() as u64;
         }
         false => counters.dropped_frames += 1,
     }
     yes
 }
 
-/// Writes a frame to the uplink. A frame that the device does not accept is lost, as on any wire.
-fn emit(tap: Option<&File>, frame: &[u8], counters: &mut PortCounters) {
-    match tap.map(|tap| rustix::io::write(tap, frame)) {
-        Some(Ok(_)) => {
+/// Writes a packet to the uplink. A frame that the device does not accept is lost, as on any wire.
+fn emit(tap: Option<&NetworkSide>, packet: &[u8], form: Form, counters: &mut PortCounters) {
+    match tap.map(|tap| tap.write(packet, form)) {
+        Some(Ok(())) => {
             counters.outbound_frames += 1;
-            counters.outbound_bytes += frame.len() as u64;
+            counters.outbound_bytes += form.frame_of(packet).len() as u64;
         }
         Some(Err(_)) | None => counters.dropped_frames += 1,
     }
@@ -527,7 +548,7 @@ fn emit(tap: Option<&File>, frame: &[u8], counters: &mut PortCounters) {
 
 /// Events that the thread waits for.
 struct PollSet {
-    socket: Option<(Arc<OwnedFd>, PollFlags)>,
+    socket: Option<(Polled, PollFlags)>,
     tap: Option<Arc<File>>,
     time: Option<Duration>,
 }

@@ -1,27 +1,34 @@
 //! Parts of a port, for another process that goes on with it: its descriptors, and what is left in the
 //! middle of both directions.
 
-use super::{Forwarder, Link};
+use super::{
+    Forwarder,
+    guest_link::{GuestEnd, GuestLink},
+    uplink::NetworkSide,
+};
 use crate::{
     Addresses, Gates, NetError, PortCounters, PortFilter, frame_buffer::FrameBuffer, framing::Decoder,
+    packet_socket::PacketSocket,
 };
 use serde::{Deserialize, Serialize};
-use std::{fs::File, io, os::fd::OwnedFd, path::PathBuf, sync::Arc, time::Instant};
+use std::{fs::File, io, os::fd::OwnedFd, path::PathBuf, sync::Arc};
 
 /// Descriptors of a port.
 #[derive(Debug)]
 pub struct PortDescriptors {
     /// Tap device, or end of a frame pipe; none if the port is isolated.
     pub uplink: Option<OwnedFd>,
-    /// Connection to QEMU; none if it was down.
-    pub stream: Option<OwnedFd>,
+    /// Connection to QEMU, or packet socket of its tap device; none if it was down.
+    pub guest: Option<OwnedFd>,
+    /// Tap device as QEMU has it, if it is known.
+    pub device: Option<OwnedFd>,
 }
 
 /// State of a port that ended between two frames, in plain types.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortState {
-    /// Socket on which QEMU listens.
-    pub stream_socket: PathBuf,
+    /// Socket on which QEMU listens; none if it has a tap device, and frames have headers of offloads.
+    pub stream_socket: Option<PathBuf>,
     /// Name of the tap device, if it has one.
     pub tap_name: Option<String>,
     /// Gates of both directions.
@@ -48,23 +55,39 @@ impl PortDescriptors {
     /// Copies of the descriptors.
     pub fn try_clone(&self) -> io::Result<Self> {
         let copy = |one: &Option<OwnedFd>| one.as_ref().map(OwnedFd::try_clone).transpose();
-        Ok(Self { uplink: copy(&self.uplink)?, stream: copy(&self.stream)? })
+        Ok(Self { uplink: copy(&self.uplink)?, guest: copy(&self.guest)?, device: copy(&self.device)? })
     }
 }
 
 impl Forwarder {
     /// Forwarder that goes on where another one was left.
     pub(crate) fn from_parts(descriptors: PortDescriptors, state: PortState) -> Result<Self, NetError> {
-        let PortDescriptors { uplink, stream } = descriptors;
-        let mut new = Self::new(state.stream_socket, uplink.map(File::from), state.gates, state.filter);
-        if let Some(stream) = stream {
-            new.link = Link::Up(Arc::new(stream));
-            new.decoder = Decoder::begun(&state.received).ok_or(NetError::InvalidState)?;
-            new.batch = FrameBuffer::begun(&state.unsent).ok_or(NetError::InvalidState)?;
+        let PortDescriptors { uplink, guest, device } = descriptors;
+        // The device of a port with offloads has them; a pipe never does, and has no name.
+        let has_offloads = state.stream_socket.is_none() && state.tap_name.is_some();
+        let uplink = uplink.map(|uplink| NetworkSide { file: Arc::new(File::from(uplink)), has_offloads });
+        let is_connected = guest.is_some();
+        let link = match (state.stream_socket, guest) {
+            (Some(path), Some(socket)) => GuestLink::connected(path, socket),
+            (Some(path), None) => GuestLink::new(GuestEnd::Stream(path)),
+            (None, Some(socket)) => {
+                let (socket, device) = (PacketSocket::from_fd(socket), device.map(File::from));
+                GuestLink::new(GuestEnd::Tap { socket, device })
+            }
+            (None, None) => GuestLink::gone(),
+        };
+        let mut new = Self::over(link, uplink, state.gates, state.filter);
+        if is_connected {
+            new.link.received = Decoder::begun(&state.received).ok_or(NetError::InvalidState)?;
+            new.link.unsent = FrameBuffer::begun(&state.unsent).ok_or(NetError::InvalidState)?;
+            // A stream may be in the middle of a frame; packets are sent whole.
+            if new.has_offloads() && !new.link.unsent.is_whole() {
+                return Err(NetError::InvalidState);
+            }
         }
         new.addresses.merge(&state.addresses);
         new.counters = state.counters;
-        new.add_late_frames(state.late_frames.iter().map(AsRef::as_ref));
+        state.late_frames.iter().for_each(|packet| new.add_late_packet(packet));
         if state.buffers_late_frames {
             new.late_frames.start_buffering();
         }
@@ -81,26 +104,23 @@ impl Forwarder {
 
     /// Takes the parts; this forwarder has no descriptors afterwards.
     pub(crate) fn take_parts(&mut self, tap_name: Option<String>) -> (PortDescriptors, PortState) {
-        let link = std::mem::replace(&mut self.link, Link::Down { retry_at: Instant::now() });
-        let stream = match link {
-            Link::Up(stream) => Arc::into_inner(stream),
-            Link::Down { .. } => None,
-        };
-        let uplink = self.tap.take().and_then(Arc::into_inner).map(OwnedFd::from);
+        let stream_socket = self.link.path().map(ToOwned::to_owned);
+        let (guest, device) = (self.link.take(), self.link.take_device().map(OwnedFd::from));
+        let uplink = self.tap.take().and_then(|tap| Arc::into_inner(tap.file)).map(OwnedFd::from);
         let buffers_late_frames = self.late_frames.is_buffering();
         let state = PortState {
-            stream_socket: self.path.clone(),
+            stream_socket,
             tap_name,
             gates: self.gates,
             filter: self.filter,
             addresses: self.addresses.clone(),
-            received: self.decoder.rest().to_vec(),
-            unsent: self.batch.rest().to_vec(),
+            received: self.link.received.rest().to_vec(),
+            unsent: self.link.unsent.rest().to_vec(),
             late_frames: self.late_frames.take().into_iter().map(Vec::from).collect(),
             buffers_late_frames,
             announces: self.announcing.is_some(),
             counters: self.counters,
         };
-        (PortDescriptors { uplink, stream }, state)
+        (PortDescriptors { uplink, guest, device }, state)
     }
 }

@@ -36,7 +36,7 @@ impl Socket {
     /// Creates a tap device in the network namespace of the calling thread. The other end delivers frames of
     /// a guest, and only those that `filter` allows reach the device.
     pub fn tap(config: &TapConfig, filter: PortFilter) -> Result<Self, NetError> {
-        tap::open(config).map(|(file, _)| Self { file, filter })
+        tap::open(config, false).map(|(file, _)| Self { file, filter })
     }
 }
 

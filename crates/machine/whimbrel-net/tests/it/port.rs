@@ -8,7 +8,8 @@ use std::{
     time::{Duration, Instant},
 };
 use whimbrel_net::{
-    Addresses, BufferLimits, Epoch, Gates, Mac, Port, PortConfig, PortFilter, Station, Uplink, announcements,
+    Addresses, BufferLimits, Epoch, Gates, GuestSide, Mac, Port, PortConfig, PortFilter, Station, Uplink,
+    announcements,
 };
 use whimbrel_testkit::lab::Lab;
 
@@ -222,7 +223,7 @@ fn a_missing_bridge_is_an_error_that_names_it_and_leaves_no_device() {
     let namespace = bridged();
     let tap = whimbrel_net::TapConfig { name: "tapy".into(), bridge: Some("br9".into()) };
     let config = PortConfig {
-        stream_socket: "/nonexistent".into(),
+        guest: GuestSide::Stream("/nonexistent".into()),
         uplink: Uplink::Tap(tap),
         gates: Gates::OPEN,
         filter: PortFilter::Off,
@@ -236,7 +237,7 @@ fn a_missing_bridge_is_an_error_that_names_it_and_leaves_no_device() {
 fn an_isolated_machine_reaches_nobody_and_is_known_all_the_same() {
     let mut qemu = FakeQemu::new();
     let config = PortConfig {
-        stream_socket: qemu.socket.clone(),
+        guest: GuestSide::Stream(qemu.socket.clone()),
         uplink: Uplink::Isolated,
         gates: Gates::OPEN,
         filter: PortFilter::Off,

@@ -5,7 +5,7 @@ use std::{
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
-use whimbrel_net::{Gates, Mac, Port, PortConfig, PortFilter, TapConfig, Uplink};
+use whimbrel_net::{Gates, GuestSide, Mac, Port, PortConfig, PortFilter, TapConfig, Uplink};
 use whimbrel_testkit::{
     guest::{GuestFiles, GuestOptions, TestAgent, assert_same_life},
     lab::{Lab, Probe, StreamEnd, StreamProbe},
@@ -45,7 +45,8 @@ fn a_guest_is_reached_through_its_port_and_the_port_learns_who_it_is() {
     let mut console = TestAgent::over(qemu.stdout.take().unwrap(), qemu.stdin.take().unwrap());
     let tap = TapConfig { name: "tap0".into(), bridge: Some("br0".into()) };
     let filter = PortFilter::Only(Mac([0x52, 0x54, 0, 0x77, 0, 0x64]));
-    let config = PortConfig { stream_socket: socket, uplink: Uplink::Tap(tap), gates: Gates::OPEN, filter };
+    let config =
+        PortConfig { guest: GuestSide::Stream(socket), uplink: Uplink::Tap(tap), gates: Gates::OPEN, filter };
     let port = alpha.run(|| Port::open(config)).unwrap();
     console.wait_ready(Duration::from_secs(120)).unwrap();
     assert!(port.wait_connected(PATIENCE));

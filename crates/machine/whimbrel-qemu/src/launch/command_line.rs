@@ -6,7 +6,10 @@
 use super::spec::{LaunchSpec, Sharing, SpecError};
 use std::{
     ffi::{OsStr, OsString},
-    os::unix::ffi::{OsStrExt, OsStringExt},
+    os::{
+        fd::AsRawFd,
+        unix::ffi::{OsStrExt, OsStringExt},
+    },
     path::Path,
 };
 use whimbrel_core::Accel;
@@ -18,6 +21,9 @@ const RECONNECT_DELAY: u32 = 3600;
 /// 1,024 possible queues to the state of each device: 45 KB and 0.4 ms at every pause. It has the same
 /// features except some of no use here (packed rings, an IOMMU).
 const LEGACY: &str = "disable-modern=on,disable-legacy=off";
+/// Guests do not leave UDP fragments to the network: a packet socket cannot say them. Linux has given them up
+/// as well (4.14).
+const NO_FRAGMENTS: &str = "host_ufo=off,guest_ufo=off";
 /// System calls that QEMU gives up before the guest runs: none of what it does here needs them.
 const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
 const FIRST_NIC_SLOT: usize = 0x08;
@@ -153,11 +159,21 @@ impl LaunchSpec {
     fn nic(&self, args: &mut Args, index: usize) {
         let slot = FIRST_NIC_SLOT + index;
         let mac = &self.config.nics[index].mac;
-        let netdev = Value::new(format!("stream,id=net{index},server=on,addr.type=unix,addr.path="));
-        args.value("-netdev", netdev.path(&self.net_socket(index)));
+        match &self.network {
+            // The kernel's own server of virtio (vhost) would read guest memory past QEMU.
+            Some(taps) => {
+                let fd = taps.taps[index].as_raw_fd();
+                args.option("-netdev", format!("tap,id=net{index},fd={fd},vhost=off"));
+            }
+            None => {
+                let netdev = Value::new(format!("stream,id=net{index},server=on,addr.type=unix,addr.path="));
+                args.value("-netdev", netdev.path(&self.net_socket(index)));
+            }
+        }
         // No boot ROM: it would add 256 KiB of memory outside RAM to every state.
         let device = format!(
-            "virtio-net-pci,id=nic{index},netdev=net{index},mac={mac},addr={slot:#x},romfile=,{LEGACY}"
+            "virtio-net-pci,id=nic{index},netdev=net{index},mac={mac},addr={slot:#x},romfile=,{NO_FRAGMENTS},\
+             {LEGACY}"
         );
         args.option("-device", device);
     }

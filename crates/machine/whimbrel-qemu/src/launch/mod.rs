@@ -7,5 +7,5 @@ mod command_line;
 mod confined;
 mod spec;
 
-pub use spec::{LaunchError, LaunchSpec, RamBacking, Sharing, SpecError, Vmgenid};
+pub use spec::{LaunchError, LaunchSpec, RamBacking, Sharing, SpecError, TapDevices, Vmgenid};
 pub(crate) use spec::{guest_in, log_in, qmp_in};

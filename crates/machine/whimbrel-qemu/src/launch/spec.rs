@@ -3,8 +3,10 @@
 use crate::{process::ProcessError, qmp::QmpError};
 use std::{
     fmt, io,
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
     str::FromStr,
+    sync::Arc,
     time::Duration,
 };
 use whimbrel_core::MachineConfig;
@@ -38,8 +40,20 @@ pub struct LaunchSpec {
     pub vmgenid: Option<Vmgenid>,
     /// Whether the machine waits for [`crate::Qemu::load`] instead of booting.
     pub incoming: bool,
+    /// Namespace and tap devices for its network ports; if none, QEMU listens on [`LaunchSpec::net_socket`]. A
+    /// state that was saved with tap devices loads only with them.
+    pub network: Option<Arc<TapDevices>>,
     /// Whether the machine has a balloon. Source and target of a migration must agree.
     pub balloon: bool,
+}
+
+/// Tap devices that QEMU gets, and the network namespace that they are in and QEMU too.
+#[derive(Debug)]
+pub struct TapDevices {
+    /// Descriptor of the namespace.
+    pub namespace: OwnedFd,
+    /// Tap device of each network port, in their order, with headers of offloads.
+    pub taps: Vec<OwnedFd>,
 }
 
 /// File of guest memory.
@@ -102,7 +116,7 @@ pub enum SpecError {
     /// Two parts of the specification do not match.
     #[error("{what} of the configuration and of the host do not match")]
     Mismatch {
-        /// Kind of the part: `disks`, `kernel` or `initrd`.
+        /// Kind of the part: `disks`, `tap devices`, `kernel` or `initrd`.
         what: &'static str,
     },
     /// A socket in this directory would have a longer path than the kernel allows.
@@ -163,6 +177,7 @@ impl LaunchSpec {
             initrd: None,
             vmgenid: None,
             incoming: false,
+            network: None,
             balloon: true,
             dir,
         }
@@ -183,7 +198,8 @@ impl LaunchSpec {
         guest_in(&self.dir)
     }
 
-    /// Socket of network port `index`: frames, each after its length in four bytes, big endian. QEMU listens.
+    /// Socket of network port `index` without a tap device: frames, each after its length in four bytes, big
+    /// endian. QEMU listens.
     pub fn net_socket(&self, index: usize) -> PathBuf {
         self.dir.join(format!("net{index}"))
     }
@@ -223,6 +239,10 @@ impl LaunchSpec {
         let boot = self.config.boot.as_ref();
         let matches = [
             ("disks", self.config.disks.len() == self.disks.len()),
+            (
+                "tap devices",
+                self.network.as_ref().is_none_or(|taps| taps.taps.len() == self.config.nics.len()),
+            ),
             ("kernel", boot.is_some() == self.kernel.is_some()),
             ("initrd", boot.is_some_and(|boot| boot.initrd.is_some()) == self.initrd.is_some()),
         ];

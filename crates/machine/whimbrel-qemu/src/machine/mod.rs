@@ -7,6 +7,7 @@ mod control;
 mod device_state;
 mod incoming_state;
 mod parts;
+mod tap_device;
 
 pub use control::{BalloonStats, Status};
 pub use parts::{QemuDescriptors, QemuState};
@@ -23,7 +24,7 @@ pub use incoming_state::VmIdentity;
 use serde_json::json;
 use std::{
     fs, io,
-    os::unix::net::UnixStream,
+    os::{fd::OwnedFd, unix::net::UnixStream},
     path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
@@ -103,6 +104,16 @@ impl Qemu {
         self.process.identity().pid
     }
 
+    /// Descriptor of the process, by which the network namespace of its tap devices is entered.
+    pub fn network(&self) -> io::Result<OwnedFd> {
+        self.process.pidfd()
+    }
+
+    /// Its descriptor of the tap device of network port `index`, if it has one.
+    pub fn tap_device(&self, index: usize) -> io::Result<Option<OwnedFd>> {
+        tap_device::of(&self.process.pidfd()?, self.pid(), index)
+    }
+
     /// Unix socket of the port for the guest agent ([`LaunchSpec::guest_socket`]).
     pub fn guest_socket(&self) -> PathBuf {
         guest_in(self.dir.path())
@@ -133,7 +144,8 @@ fn take_control(
 /// Waits for the sockets that QEMU makes in a thread beside its start.
 fn wait_for_network_sockets(process: &QemuProcess, spec: &LaunchSpec) -> Result<(), LaunchError> {
     let deadline = Instant::now() + START_TIMEOUT;
-    while !(0..spec.config.nics.len()).all(|index| spec.net_socket(index).exists()) {
+    let sockets = if spec.network.is_some() { 0 } else { spec.config.nics.len() };
+    while !(0..sockets).all(|index| spec.net_socket(index).exists()) {
         if !process.is_alive() {
             return Err(LaunchError::Rejected { words: process.last_output() });
         }

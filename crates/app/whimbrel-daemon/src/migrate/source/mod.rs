@@ -25,7 +25,7 @@ use crate::{
         entry::{Machine, MachineLock},
         record::Record,
     },
-    network::late_frames,
+    network::{late_frames, offloads},
     protect::StandbySeeding,
     server::peer_rpc::PeerLink,
 };
@@ -174,6 +174,7 @@ impl Daemon {
         reporter: &ProgressReporter,
     ) -> Result<HandedOverMachine, DaemonError> {
         let (record, live) = turn.parts()?;
+        offloads::check(link.connection(), &request.host, live)?;
         let mut prepared = self.prepare(record, live, request, reporter)?;
         // The markers stay until the migration has ended.
         let _marks = shared_storage::write_markers(record, &mut prepared.offer);

@@ -1,5 +1,8 @@
 //! Fake QEMU with only a network end, and distinguishable frames.
 
+pub(crate) mod offload_guest;
+pub(crate) mod tap_qemu;
+
 use std::{
     io::{self, Read, Write},
     os::unix::net::{UnixListener, UnixStream},
@@ -7,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tempfile::TempDir;
-use whimbrel_net::{Gates, Port, PortConfig, PortFilter, TapConfig, Uplink};
+use whimbrel_net::{Gates, GuestSide, Port, PortConfig, PortFilter, TapConfig, Uplink};
 use whimbrel_testkit::lab::Namespace;
 
 /// Longer than anything here takes.
@@ -85,7 +88,8 @@ pub(crate) fn plugged_with(
 ) -> (Port, FakeQemu) {
     let mut qemu = FakeQemu::new();
     let tap = TapConfig { name: tap.to_owned(), bridge: Some("br0".to_owned()) };
-    let config = PortConfig { stream_socket: qemu.socket.clone(), uplink: Uplink::Tap(tap), gates, filter };
+    let config =
+        PortConfig { guest: GuestSide::Stream(qemu.socket.clone()), uplink: Uplink::Tap(tap), gates, filter };
     let port = namespace.run(|| Port::open(config)).unwrap();
     qemu.accept();
     assert!(port.wait_connected(PATIENCE));
