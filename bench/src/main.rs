@@ -29,6 +29,12 @@ struct Arguments {
     /// Repetitions of every case, in place of the row's own; cases and inputs stay those of a full run.
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     times: Option<u16>,
+    /// Minutes of a campaign (moves, takeovers), in place of its own.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    minutes: Option<u64>,
+    /// Seed of a campaign, in place of one of the clock.
+    #[arg(long)]
+    seed: Option<u64>,
     /// Keep the result in bench/results/ as well. Not with --quick or --times, and only from a clean
     /// checkout.
     #[arg(long, conflicts_with_all = ["quick", "times"])]
@@ -65,7 +71,13 @@ fn list() {
 fn measure(arguments: Arguments) -> Result<()> {
     ensure!(!arguments.check, "--check goes with report");
     let images = <[PathBuf; 2]>::try_from(arguments.images).ok().map(|[first, later]| (first, later));
-    let context = Context { quick: arguments.quick, times: arguments.times.map(usize::from), images };
+    let context = Context {
+        quick: arguments.quick,
+        times: arguments.times.map(usize::from),
+        minutes: arguments.minutes,
+        seed: arguments.seed,
+        images,
+    };
     let (mut rows, mut failed) = (Vec::new(), Vec::new());
     for experiment in select(&arguments.name)? {
         let name = experiment.rows.join(", ");

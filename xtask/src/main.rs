@@ -4,6 +4,7 @@
 //! them. Exit code 0: done and clean. 1: a check found something, or a step failed; what it was is on stderr.
 
 mod bench;
+mod campaign;
 mod check;
 mod clients;
 mod fuzz;
@@ -25,6 +26,8 @@ usage: cargo xtask COMMAND
   fuzz [--minutes N] [TARGET...]
                         parsers of outside bytes by libFuzzer with sanitizers (nightly), N minutes for all
   simulate [OPTIONS]    the program under simulated clocks, disks and networks, by seeds; --help tells more
+  campaign NAME [--minutes N] [--seed S]
+                        real machines under faults at random instants: moves, takeovers
   tidy                  house rules only: arrows between crates, licences, sizes, comments, words, links
   sbom FILE             the bill of materials of the program: CycloneDX JSON
   web                   build the web page from web/ with npm; the daemon embeds web/dist
@@ -48,6 +51,7 @@ fn run(mut args: Vec<String>) -> Result<()> {
         Some("check") => check::run(root(), scope(&rest)?),
         Some("fuzz") => fuzz::run(root(), &rest),
         Some("simulate") => simulate::run(root(), &rest),
+        Some("campaign") => campaign::run(root(), &rest),
         Some("tidy") => tidy::run(root()),
         Some("sbom") => match &rest[..] {
             [file] => sbom::write(root(), Path::new(file)),

@@ -86,6 +86,30 @@ impl Daemon {
         Ok(())
     }
 
+    /// Lets the daemon stand still, as if its processors were taken away.
+    pub(crate) fn stop_daemon(&self) -> Result<()> {
+        signal(self.pid()?, "STOP")
+    }
+
+    /// Lets it go on. `nsenter` stops itself when the daemon is stopped, and would not see its end.
+    pub(crate) fn continue_daemon(&self) -> Result<()> {
+        let keeper = self.process.as_ref().context("no daemon")?.id();
+        signal(self.pid()?, "CONT").and_then(|()| signal(keeper, "CONT"))
+    }
+
+    /// Directory of its data.
+    pub(crate) fn data(&self) -> &Path {
+        &self.data
+    }
+
+    /// Starts a command, which may end in any way.
+    pub(crate) fn spawn(&self, arguments: &[&str]) -> Result<Started> {
+        let mut command = Command::new(program()?);
+        command.arg("--socket").arg(&self.socket).args(arguments);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        Ok(Started(command.spawn().context("cannot start whimbrel")?))
+    }
+
     /// Starts the daemon after [`Daemon::end`] or [`Daemon::end_daemon`].
     pub(crate) fn begin(&mut self) -> Result<()> {
         let log = File::options().create(true).append(true).open(self.log())?;
@@ -254,9 +278,43 @@ fn child(process: &Process) -> Result<u32> {
 }
 
 fn kill(pid: u32) -> Result<()> {
-    let status = Command::new("kill").args(["-KILL", &pid.to_string()]).status()?;
-    ensure!(status.success(), "cannot end process {pid}");
+    signal(pid, "KILL")
+}
+
+fn signal(pid: u32, name: &str) -> Result<()> {
+    let status = Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status()?;
+    ensure!(status.success(), "cannot send {name} to process {pid}");
     Ok(())
+}
+
+/// A command that was started.
+pub(crate) struct Started(std::process::Child);
+
+impl Started {
+    /// Ends it as Ctrl-C does, if it still runs.
+    pub(crate) fn interrupt(&mut self) -> Result<()> {
+        if self.0.try_wait()?.is_none() {
+            signal(self.0.id(), "INT")?;
+        }
+        Ok(())
+    }
+
+    /// Waits for its end; after `patience` it is killed. Returns whether it succeeded.
+    pub(crate) fn wait_for(&mut self, patience: Duration) -> Result<bool> {
+        let deadline = Instant::now() + patience;
+        while self.0.try_wait()?.is_none() && Instant::now() < deadline {
+            sleep(Duration::from_millis(10));
+        }
+        let _ = self.0.kill();
+        Ok(self.0.wait()?.success())
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 /// The program that is measured: of the same build as this one, beside it.

@@ -54,6 +54,11 @@ impl Machine {
 
     /// Starts it as `name` and waits until its witness answers.
     pub(crate) fn run(&self, daemon: &Daemon, name: &str) -> Result<()> {
+        self.run_with(daemon, name, &[])
+    }
+
+    /// The same, with more arguments of `run`.
+    pub(crate) fn run_with(&self, daemon: &Daemon, name: &str, more: &[&str]) -> Result<()> {
         let text = |path: &Path| path.to_str().map(str::to_owned).context("a path that is not UTF-8");
         let (memory, append) = (format!("{}M", self.memory.0 >> 20), self.options.to_string());
         let boot =
@@ -61,6 +66,7 @@ impl Machine {
         let boot = boot.transpose()?;
         let disks = self.disks.iter().map(|disk| text(disk)).collect::<Result<Vec<_>>>()?;
         let mut arguments = vec!["run", name, "--memory", &memory];
+        arguments.extend(more);
         if let Some([kernel, initrd]) = &boot {
             arguments.extend(["--kernel", kernel, "--initrd", initrd, "--append", &append]);
         }

@@ -82,6 +82,13 @@ const KEPT: Section = Section {
     about: "Faults of every kind, and what they cost: nothing, where a row counts losses.",
     notes: &["2026-11-25-simulation"],
     families: &[
+        ("moves.lost", "Moves of a machine whose hosts are disturbed, after which it was not the same life."),
+        ("moves.both", "The same moves, after which both hosts ran it, or the switch saw it at both."),
+        (
+            "takeovers.lost",
+            "Acknowledged writes of redis and PostgreSQL that were lost when hosts, processes, cables or the \
+             witness failed.",
+        ),
         ("simulation", "Seeds of simulated faults, each with its own: rules that were broken."),
         ("mutants", "Losses that were brought back on purpose, and found by the simulation."),
     ],

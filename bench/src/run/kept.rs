@@ -1,6 +1,6 @@
 //! The set `kept`: whether machines and capsules outlast every fault.
 
-use super::{Context, Experiment};
+use super::{Context, Experiment, campaign};
 use crate::harness::{Goal, Row, Samples};
 use anyhow::{Context as _, Result};
 use serde::Deserialize;
@@ -12,6 +12,16 @@ pub(super) const EXPERIMENTS: &[Experiment] = &[
         rows: &["simulation"],
         about: "the program under seeds of simulated faults",
         run: simulation,
+    },
+    Experiment {
+        rows: &["moves.lost", "moves.both"],
+        about: "a machine moves while its hosts are disturbed",
+        run: campaign::moves,
+    },
+    Experiment {
+        rows: &["takeovers.lost"],
+        about: "a protected machine under every kind of failure",
+        run: campaign::takeovers,
     },
     Experiment { rows: &["mutants"], about: "losses put back on purpose, and found", run: mutants },
 ];

@@ -2,6 +2,7 @@
 //!
 //! To add one: a function from [`Context`] to rows, and an entry in a set of `sets`.
 
+mod campaign;
 mod checkpoint;
 mod clients;
 mod clone;
@@ -57,6 +58,9 @@ pub(crate) struct Context {
     pub(crate) quick: bool,
     /// Repetitions of each case whatever a row would do itself.
     pub(crate) times: Option<usize>,
+    /// Minutes and seed of a campaign.
+    pub(crate) minutes: Option<u64>,
+    pub(crate) seed: Option<u64>,
     /// Two images to keep instead of made ones, the second a later version of the first.
     pub(crate) images: Option<(PathBuf, PathBuf)>,
 }

@@ -16,6 +16,7 @@ mod slowdown;
 mod takeover;
 
 pub(super) use guest::disk as server_disk;
+pub(super) use kills::{ALL_VICTIMS, Kills, Switch, disturb};
 
 use super::Experiment;
 

@@ -7,7 +7,7 @@ mod packages;
 mod pgbench;
 
 pub(super) use disk::disk;
-pub(super) use histories::{Histories, Kind};
+pub(super) use histories::{Histories, Kind, Sums};
 pub(super) use packages::{below, install, program};
 pub(super) use pgbench::Pgbench;
 

@@ -61,6 +61,12 @@ pub(crate) enum CliError {
     /// File that is not a usable dirty trace.
     #[error("cannot use the trace in {}", path.display())]
     Trace { path: PathBuf, source: Box<dyn Error + Send + Sync> },
+    /// Examination of a data directory, which has printed them as its result.
+    #[error("{} of the data directory cannot be used", count(*files, "file"))]
+    DamagedFiles { files: u64 },
+    /// Host whose own key is damaged.
+    #[error("the key of {name} cannot be read there")]
+    NoKey { name: whimbrel_core::HostName },
     #[error("{failed} of {checks} checks failed")]
     Unhealthy { failed: usize, checks: usize },
     /// Session that failed, on the client or on the server.
@@ -148,10 +154,11 @@ impl CliError {
             Self::Cancelled { .. } | Self::Interrupted { .. } => exit::INTERRUPTED,
             Self::Usage { .. } => exit::USAGE,
             Self::Settings { .. } => exit::USAGE,
-            Self::Damaged { .. } | Self::Missing { .. } => exit::DAMAGED,
+            Self::Damaged { .. } | Self::DamagedFiles { .. } | Self::Missing { .. } => exit::DAMAGED,
             Self::Trace { .. } => exit::USAGE,
             Self::Io { .. }
             | Self::File { .. }
+            | Self::NoKey { .. }
             | Self::Unhealthy { .. }
             | Self::NotEmpty { .. }
             | Self::ScheduleFailed { .. } => exit::FAILED,
@@ -206,6 +213,9 @@ impl CliError {
             }
             Self::Pool(PoolError::ManagerUnreachable { .. }) => {
                 Some("check that this host is admitted: `whimbrel pool key` here, `whimbrel pool admit` on the manager".to_owned())
+            }
+            Self::NoKey { .. } => {
+                Some("`whimbrel doctor --data` tells what is damaged and what to do".to_owned())
             }
             Self::Unhealthy { .. } => {
                 Some("apply the fixes, then run `whimbrel doctor` again".to_owned())

@@ -1,13 +1,14 @@
-//! `whimbrel doctor`: prints the checks of the host.
+//! `whimbrel doctor`: prints the checks of the host, or the damaged files of its data directory.
 
 use crate::{
+    commands::host::DEFAULT_DATA,
     context::Context,
     doctor::{Check, CheckStatus, checks},
     error::CliError,
     table::table,
 };
 use serde::Serialize;
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 use whimbrel_api::{MachineInfo, MachineState};
 
 /// Time for the daemon to answer.
@@ -16,14 +17,35 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const EXAMPLES: &str = "\
 Examples:
   whimbrel doctor
+  whimbrel doctor --data /var/lib/whimbrel
   whimbrel doctor --json | jq '.checks[] | select(.verdict != \"ok\")'";
 
 /// Check that this host has what Whimbrel needs
 ///
-/// Each failed check is shown with its remedy.
+/// Each failed check is shown with its remedy. With --data, files of the data directory that are damaged,
+/// missing or of a later version are shown, with what to do about each; nothing is changed.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Args {}
+pub(crate) struct Args {
+    /// Data directory to examine instead of the host, also without a daemon [default: /var/lib/whimbrel]
+    #[arg(long, value_name = "DIR", num_args = 0..=1, default_missing_value = DEFAULT_DATA)]
+    data: Option<PathBuf>,
+}
+
+/// What an examination of a data directory found.
+#[derive(Debug, Serialize)]
+struct DataReport {
+    data: PathBuf,
+    damaged: Vec<DamagedFile>,
+}
+
+#[derive(Debug, Serialize)]
+struct DamagedFile {
+    file: PathBuf,
+    what: &'static str,
+    found: String,
+    fix: String,
+}
 
 #[derive(Debug, Serialize)]
 struct Report {
@@ -33,6 +55,9 @@ struct Report {
 
 impl Args {
     pub(crate) fn run(self, context: &Context) -> Result<(), CliError> {
+        if let Some(data) = self.data {
+            return examine(context, data);
+        }
         let mut checks = checks(context.client.socket());
         checks.extend(records(context));
         let (failed, made) =
@@ -40,6 +65,30 @@ impl Args {
         context.output.result(&Report { healthy: failed == 0, checks }, text)?;
         if failed == 0 { Ok(()) } else { Err(CliError::Unhealthy { failed, checks: made }) }
     }
+}
+
+/// Prints what is damaged in a data directory.
+fn examine(context: &Context, data: PathBuf) -> Result<(), CliError> {
+    std::fs::read_dir(&data).map_err(|source| CliError::File { path: data.clone(), source })?;
+    let of = |finding: whimbrel_daemon::DataFinding| {
+        let whimbrel_daemon::DataFinding { path: file, what, reason: found, remedy: fix } = finding;
+        DamagedFile { file, what, found, fix }
+    };
+    let damaged: Vec<_> = whimbrel_daemon::examine(&data).into_iter().map(of).collect();
+    let report = DataReport { data, damaged };
+    context.output.result(&report, data_text)?;
+    match report.damaged.len() {
+        0 => Ok(()),
+        files => Err(CliError::DamagedFiles { files: files as u64 }),
+    }
+}
+
+fn data_text(report: &DataReport) -> String {
+    let cells = |one: &DamagedFile| {
+        let file = one.file.strip_prefix(&report.data).unwrap_or(&one.file).display().to_string();
+        [file, one.what.to_owned(), one.found.clone(), one.fix.clone()]
+    };
+    table(["FILE", "WHAT", "FOUND", "FIX"], report.damaged.iter().map(cells), "no damaged files")
 }
 
 /// Checks the records of machines; none without a daemon that answers.

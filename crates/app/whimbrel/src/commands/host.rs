@@ -11,7 +11,7 @@ use whimbrel_api::{Role, RoleError};
 use whimbrel_core::{Accel, HostName, MachineName};
 use whimbrel_daemon::{DaemonOptions, ImageSource, KeySource};
 
-const DEFAULT_DATA: &str = "/var/lib/whimbrel";
+pub(crate) const DEFAULT_DATA: &str = "/var/lib/whimbrel";
 
 const EXAMPLES: &str = "\
 Examples:

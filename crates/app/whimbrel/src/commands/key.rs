@@ -23,6 +23,9 @@ struct Key {
 impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
         let host = context.client.host().await?;
+        if host.public_key.is_empty() {
+            return Err(CliError::NoKey { name: host.name });
+        }
         let key = Key { name: host.name, public_key: host.public_key };
         context.output.result(&key, |key| format!("{}\n", key.public_key))
     }

@@ -141,6 +141,21 @@ fn doctor_reports_every_check_and_its_fix() {
 }
 
 #[test]
+fn doctor_names_damaged_files_of_a_data_folder_without_a_daemon() {
+    let data = tempfile::tempdir().unwrap();
+    let examine = || whimbrel("doctor --json --data").arg(data.path()).output().unwrap();
+    assert_eq!(examine().status.code(), Some(0));
+    let path = data.path().join("handovers.json");
+    std::fs::write(&path, "{").unwrap();
+    let output = examine();
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let damaged = &report["damaged"][0];
+    assert_eq!((output.status.code(), damaged["file"].as_str()), (Some(6), path.to_str()), "{report}");
+    assert!(damaged["fix"].as_str().is_some_and(|fix| fix.contains("whimbrel resolve")), "{report}");
+    assert_eq!(std::fs::read_to_string(path).unwrap(), "{", "an examination changes nothing");
+}
+
+#[test]
 fn completions_name_every_verb() {
     let output = whimbrel("completions bash").output().unwrap();
     let script = String::from_utf8(output.stdout).unwrap();
