@@ -78,3 +78,10 @@ fn the_python_client_launches_saves_suspends_resumes_and_deletes_a_machine() {
     cluster.host_mut("alpha").restart_with(&format!("api_listen = \"{TLS}\"\n"));
     pytest(&cluster, cluster.host("alpha"), "test_host.py", 6);
 }
+
+#[test]
+fn a_language_model_looks_and_changes_only_with_leave() {
+    let mut cluster = Cluster::start(&["alpha"]);
+    cluster.host_mut("alpha").restart_with(&format!("api_listen = \"{TLS}\"\n"));
+    pytest(&cluster, cluster.host("alpha"), "test_mcp.py", 3);
+}

@@ -43,6 +43,21 @@ impl Client {
         }
     }
 
+    /// Answer to a call of the API's document, by its method and path, in at most `limit` bytes.
+    pub async fn call(
+        &self,
+        method: &str,
+        path: &str,
+        body: Option<&serde_json::Value>,
+        limit: usize,
+    ) -> Result<Bytes, ClientError> {
+        let known = Method::from_bytes(method.as_bytes());
+        let known = known.map_err(|error| ClientError::protocol(&format!("{method} {path}"), error))?;
+        let call = Call::new(known, path);
+        let call = if let Some(body) = body { call.json(body)? } else { call };
+        call.read_bytes(&self.daemon, limit).await
+    }
+
     pub(crate) fn daemon(&self) -> &DaemonPlace {
         &self.daemon
     }

@@ -24,7 +24,7 @@ const GROUPS: [(&str, &str); 10] = [
     ("Hosts", "trust key token network doctor"),
     ("Files", "serve mount session"),
     ("Pool", "pool"),
-    ("Daemon", "host events"),
+    ("Daemon", "host events mcp"),
     ("Other", "completions help"),
 ];
 
@@ -219,6 +219,7 @@ calls! {
     Token(token::Args),
     Key(key::Args),
     Events(events::Args),
+    Mcp(mcp::Args),
     Serve(serve::Args),
     #[command(hide = true)]
     DialStdio(dial_stdio::Args),

@@ -17,6 +17,7 @@ mod error;
 mod evacuation_text;
 mod first_boot;
 mod machine_text;
+mod mcp;
 mod metrics;
 mod migration_chart;
 mod operation;

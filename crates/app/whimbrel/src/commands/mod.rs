@@ -21,6 +21,7 @@ pub(crate) mod launch;
 pub(crate) mod log;
 pub(crate) mod logs;
 pub(crate) mod ls;
+pub(crate) mod mcp;
 pub(crate) mod migrate;
 pub(crate) mod migrations;
 pub(crate) mod mount;
