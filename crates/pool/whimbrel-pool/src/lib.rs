@@ -17,6 +17,7 @@ pub mod benefactor;
 pub mod chunk;
 pub mod chunk_map;
 pub mod client;
+pub mod coding;
 pub mod connections;
 mod domains;
 pub mod manager;

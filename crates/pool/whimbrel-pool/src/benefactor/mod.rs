@@ -7,6 +7,7 @@ mod chunk_store;
 mod compaction;
 mod error;
 mod manager_reports;
+mod pieces;
 mod pool_id_file;
 mod process;
 mod readahead;

@@ -12,6 +12,7 @@ mod fetch_group;
 mod manager_calls;
 mod map_seal;
 mod memory_budget;
+mod pieces;
 mod previous_versions;
 mod read_file;
 mod reader_session;

@@ -7,7 +7,9 @@ mod admission;
 mod backups;
 mod balance;
 mod clock;
+mod coding;
 mod confirmation;
+mod groups;
 mod leadership;
 mod maintenance;
 mod membership;
@@ -45,6 +47,7 @@ impl From<MetaError> for Refusal {
             MetaError::Gone => code::GONE,
             MetaError::Pinned { .. } => code::PINNED,
             MetaError::LastCopies { .. } => code::LAST_COPY,
+            MetaError::Incomplete { .. } => code::INCOMPLETE,
             MetaError::Invalid(_) => code::INVALID,
             MetaError::OtherPool { .. } => code::OTHER_POOL,
             MetaError::Damaged { .. } => code::DAMAGED,

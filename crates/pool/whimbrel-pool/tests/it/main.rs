@@ -2,8 +2,10 @@
 
 mod admission;
 mod backups;
+mod coding;
 mod common;
 mod faults;
+mod groups;
 mod members;
 mod messages;
 mod mount;
