@@ -94,8 +94,8 @@ impl Domains {
         self.is_empty() || !self.is_crowded(rest, copies) || !self.improves(rest, other, copies)
     }
 
-    /// Of these places, how many are in the site, the rack and on the host of a benefactor. Without labels,
-    /// only the benefactor itself counts.
+    /// Counts those of these places that are in the site, the rack and on the host of a benefactor. Without
+    /// labels, only the benefactor itself counts.
     pub(crate) fn sharing(&self, id: BenefactorId, places: &[BenefactorId]) -> [usize; LEVELS] {
         let Some(own) = self.positions.get(&id) else {
             let same = places.iter().filter(|place| **place == id).count();

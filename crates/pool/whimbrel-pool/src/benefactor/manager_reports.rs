@@ -9,11 +9,11 @@
 use super::{
     BenefactorService, ChunkStore,
     backups::HeldBackups,
-    pieces::PieceOrders,
     pool_id_file,
     process::{BenefactorError, BenefactorOptions, Result},
     scrub_reports,
     service::blocking,
+    shards::PieceOrders,
 };
 use crate::{
     connections::ConnectionCache,

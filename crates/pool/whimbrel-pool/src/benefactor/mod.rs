@@ -7,7 +7,6 @@ mod chunk_store;
 mod compaction;
 mod error;
 mod manager_reports;
-mod pieces;
 mod pool_id_file;
 mod process;
 mod readahead;
@@ -17,6 +16,7 @@ mod scrub_reports;
 mod segment;
 mod segment_heads;
 mod service;
+mod shards;
 
 pub use bucket::{Bucket, TierError, TierOptions, TierOwner, TierUrl, TierUrlError};
 pub use chunk_store::{ChunkStore, Usage};

@@ -146,7 +146,7 @@ impl Benefactor {
             service,
             backups,
             store.clone(),
-            super::pieces::PieceOrders::new(store.clone(), links),
+            super::shards::PieceOrders::new(store.clone(), links),
         );
         let to_manager = TlsDialer::new(identity, options.name.clone(), reports);
         let managers = ConnectionCache::new(Arc::new(to_manager));

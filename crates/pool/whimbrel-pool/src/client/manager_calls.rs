@@ -7,9 +7,9 @@ use super::{
 use crate::{
     ManagerAddress,
     backup::{BackupError, BackupName},
-    coding::Coding,
     connections::{ConnectionCache, Dialer},
     domains::Domains,
+    erasure::Coding,
     policy::Policy,
     protocol::{
         AbandonGroup, BackupReport, BeginGroup, BenefactorAddress, BenefactorId, Change, CommitGroup, Drain,

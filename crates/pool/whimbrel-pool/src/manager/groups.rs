@@ -1,8 +1,8 @@
 //! Groups of files that appear together: their calls, and the retention of whole groups.
 //!
-//! The groups of a folder are a series, to which the folder's policy applies as to the versions of a file. What
-//! it does not retain is removed as a whole, or not at all while a version in it is pinned. Files in a group are
-//! not removed one by one.
+//! The groups of a folder are a series, to which the folder's policy applies as to the versions of a file.
+//! What it does not retain is removed as a whole, or not at all while a version in it is pinned. Files in a
+//! group are not removed one by one.
 
 use super::{ManagerService, invalid, service::payload};
 use crate::{
@@ -51,8 +51,8 @@ impl ManagerService {
         }
     }
 
-    /// Removes all groups of a job that has ended well; those with pinned versions stay. Returns how many went
-    /// and how many stayed.
+    /// Removes all groups of a job that has ended well; those with pinned versions stay. Returns how many
+    /// went and how many stayed.
     async fn end_job(&self, job: &str) -> Result<(u64, u64), Refusal> {
         if job.is_empty() {
             return Err(invalid("the name of a job is needed"));

@@ -1,8 +1,8 @@
 //! Placement: which benefactors get new chunks, and which chunks repair copies where. Pure.
 
 use crate::{
-    coding::PieceCounts,
     domains::Domains,
+    erasure::PieceCounts,
     meta::{BenefactorRow, LostPiece, UnderReplicated},
     protocol::{BenefactorId, ChunkId},
 };

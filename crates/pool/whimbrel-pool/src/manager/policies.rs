@@ -104,7 +104,7 @@ impl ManagerService {
             Err(error) => return Err(error),
         };
         if meta.is_in_group(folder).await? {
-            // It goes as a whole.
+            // A group goes as a whole.
             return Ok((Vec::new(), None));
         }
         let only_own = of_folder == Retention::default();

@@ -1,7 +1,7 @@
 //! The service that answers the manager's calls in short functions; the work is in `meta` and `placement`.
 
 use super::{
-    admission::Admissions, backups::Backups, clock::Clock, coding::CodingRounds, internal, invalid,
+    admission::Admissions, backups::Backups, clock::Clock, erasure::CodingRounds, internal, invalid,
     placement, policies::PolicyRounds, roles::PoolRoles, spread::SpreadScan,
 };
 use crate::{

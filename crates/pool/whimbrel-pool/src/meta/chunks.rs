@@ -3,7 +3,7 @@
 use super::{
     database::{BATCH, Meta, RANGES, list, numbers, ranges_as_part, rows, signed, unsigned},
     driver::{Tx, query},
-    pieces::LACKS_PIECE,
+    shards::LACKS_PIECE,
 };
 use crate::{
     chunk_map,
@@ -310,7 +310,7 @@ impl Meta {
                 since: row.try_get(5)?,
             });
         }
-        let ids: Vec<ChunkId> = needy.iter().map(|chunk| chunk.chunk).collect();
+        let ids: Vec<ChunkId> = needy.iter().map(|one| one.chunk).collect();
         let located = self.locate(&ids).await?;
         needy.iter_mut().zip(located).for_each(|(needy, located)| needy.places = located.places);
         let mut siblings = self.sibling_places(&ids).await?;
@@ -385,12 +385,9 @@ impl Meta {
 
     /// Moves chunks to the end of the repair queue.
     pub(crate) async fn postpone(&self, chunks: &[ChunkId], now: i64) -> Result<()> {
-        self.of_repair(&format!("UPDATE repair SET since = {now} WHERE chunk IN"), chunks).await
-    }
-
-    async fn of_repair(&self, what: &str, chunks: &[ChunkId]) -> Result<()> {
         for batch in chunks.chunks(BATCH) {
-            let mut query = query(format!("{what} ({})", list(1, batch.len())));
+            let text = format!("UPDATE repair SET since = {now} WHERE chunk IN ({})", list(1, batch.len()));
+            let mut query = query(text);
             for chunk in batch {
                 query = query.bind(signed(*chunk)?);
             }

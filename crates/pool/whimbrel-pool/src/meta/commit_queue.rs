@@ -120,7 +120,7 @@ impl Committer {
                 None => again.push_back(Waiting { pending, answer }),
             }
         }
-        // These were first.
+        // What was deferred came first.
         again.append(&mut self.waiting);
         self.waiting = again;
         self.answer(done);

@@ -1,14 +1,14 @@
 //! Meta statements of commits: what sessions wrote becomes visible, each file completely or not at all.
 //!
-//! Several commits share a transaction and, where possible, statements. What is wrong with one is found before
-//! anything is changed, except for chunks that are gone: then the whole batch fails, and each is committed
-//! alone (`commit_queue`). Two commits to one file are never in one batch.
+//! Several commits share a transaction and, where possible, statements. What is wrong with one is found
+//! before anything is changed, except for chunks that are gone: then the whole batch fails, and each is
+//! committed alone (`commit_queue`). Two commits to one file are never in one batch.
 
 use super::{
     chunks,
     database::{Meta, RANGES, list, numbers, ranges_as_part, rows, signed, typed_rows, unsigned},
     driver::{Connections, Tx, query},
-    files, pieces,
+    files, shards,
     versions::{pieces_of, set_neighbour},
 };
 use crate::{
@@ -295,7 +295,7 @@ async fn count_chunks_of(tx: &mut Tx<'_>, one: &Work<'_>) -> Result<()> {
                 return Err(MetaError::Invalid("a chunk of the map has another length than before"));
             }
             match copies {
-                // Its pieces are looked at together with those of the older version.
+                // The pieces are looked at together with those of the older version.
                 0 if coded > 0 => pieces_needed.push(id),
                 0 => return Err(MetaError::Gone),
                 _ if copies < want => lacking.push(id),
@@ -305,7 +305,7 @@ async fn count_chunks_of(tx: &mut Tx<'_>, one: &Work<'_>) -> Result<()> {
         chunks::queue(tx, &lacking, *now).await?;
     }
     pieces_needed.sort_unstable();
-    pieces::refuse_lost(tx, &pieces_needed).await
+    shards::refuse_lost(tx, &pieces_needed).await
 }
 
 /// Refuses chunks in use without any copy. These are queued for repair, so few rows are read.

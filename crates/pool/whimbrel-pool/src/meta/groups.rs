@@ -1,8 +1,8 @@
 //! Meta statements on groups: files that appear together, such as the checkpoints of all ranks of a step.
 //!
-//! A group begins as a folder with a hidden name beside its later one. Its commit renames that folder, in one
-//! transaction that also counts its files, so its files are there together or not at all. A committed group is
-//! removed as a whole only.
+//! A group begins as a folder with a hidden name beside its later one. Its commit renames that folder, in
+//! one transaction that also counts its files, so its files are there together or not at all. A committed
+//! group is removed as a whole only.
 
 use super::{
     database::{Meta, signed, unsigned},
@@ -103,9 +103,9 @@ impl Meta {
         Ok(folder)
     }
 
-    /// Commits an open group: its folder gets its name. Refused if it has fewer files than it was begun for. A
-    /// repeated commit changes nothing. Earlier open groups of the job beside it, which no rank completes any
-    /// more, are removed.
+    /// Commits an open group: its folder gets its name. Refused if it has fewer files than it was begun
+    /// for. A repeated commit changes nothing. Earlier open groups of the job beside it, which no rank
+    /// completes any more, are removed.
     pub(crate) async fn commit_group(&self, (parent, name): (NodeId, &str), now: i64) -> Result<Node> {
         let mut tx = self.write.begin().await?;
         let Some(folder) = files::find(&mut tx, parent, &hidden(name)?).await? else {

@@ -3,7 +3,7 @@
 use super::{
     database::{Meta, unsigned},
     driver::query,
-    pieces::LACKS_PIECE,
+    shards::LACKS_PIECE,
 };
 use crate::{
     meta::{MetaError, Result},
@@ -29,7 +29,8 @@ impl SharedNumber {
     }
 }
 
-/// Chunks in use of which a benefactor has the last copy, without pieces and chunks that all their pieces give.
+/// Chunks in use of which a benefactor has the last copy, without pieces and chunks that all their pieces
+/// give.
 const LAST_COPIES: &str = "SELECT COUNT(*) FROM place JOIN chunk ON chunk.id = place.chunk
      WHERE place.benefactor = $1 AND chunk.refs > 0 AND (chunk.coded = 0 OR (chunk.coded > 0 AND {LACKS_PIECE}))
      AND NOT EXISTS (SELECT 1 FROM place other JOIN benefactor ON benefactor.id = other.benefactor

@@ -20,14 +20,14 @@ mod groups;
 mod leader_lock;
 mod member_changes;
 mod members;
-#[cfg(test)]
-mod piece_tests;
-mod pieces;
 mod pins;
 mod quarantine;
 mod reference_counts;
 mod retention;
 mod schema;
+#[cfg(test)]
+mod shard_tests;
+mod shards;
 mod surplus;
 #[cfg(test)]
 mod tests;
@@ -41,7 +41,7 @@ pub(crate) use garbage::{ChunkStatus, GcDecision, Quarantine, decide};
 pub(crate) use groups::GroupRow;
 pub(crate) use leader_lock::LeaderLock;
 pub(crate) use member_changes::SharedNumber;
-pub(crate) use pieces::{ChunkToCode, LostPiece, NewPiece};
+pub(crate) use shards::{ChunkToCode, LostPiece, NewPiece};
 use whimbrel_core::Digest;
 use whimbrel_wire::PublicKey;
 

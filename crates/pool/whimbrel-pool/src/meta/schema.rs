@@ -7,10 +7,11 @@
 //! `copies` the required copies of each of its chunks. Chunks are numbered in order of arrival, which keeps
 //! maps short and related rows together. `committed` records the commits of sessions and outlives both
 //! session and version for a while. A `doomed` chunk is being collected: it cannot be reused, only written
-//! again. `chunk.coded` is positive for a chunk that is kept in pieces (the counts of its pieces), -1 for a piece,
-//! which is a chunk too and of which `piece` tells the chunk it belongs to; `version.coded` tells that all chunks
-//! of a version were looked at for that. `benefactor.labels` is JSON, `expelled` has the keys that are never admitted again. `held` has
-//! the pins of holders; `step_group` has the folders of groups; `version.pinned` is the pin that a user sets.
+//! again. `chunk.coded` is positive for a chunk that is kept in pieces (the counts of its pieces), -1 for a
+//! piece, which is a chunk too and of which `piece` tells the chunk it belongs to; `version.coded` tells
+//! that all chunks of a version were looked at for that. `benefactor.labels` is JSON, `expelled` has the
+//! keys that are never admitted again. `held` has the pins of holders; `step_group` has the folders of
+//! groups; `version.pinned` is the pin that a user sets.
 
 /// Statements that create the tables for SQLite or PostgreSQL.
 pub(super) fn statements(postgres: bool) -> Vec<String> {

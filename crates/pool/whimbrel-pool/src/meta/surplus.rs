@@ -9,7 +9,7 @@
 use super::{
     database::{Meta, signed, unsigned},
     driver::query,
-    pieces::LACKS_PIECE,
+    shards::LACKS_PIECE,
 };
 use crate::{
     domains::Domains,

@@ -7,7 +7,7 @@ mod administration;
 mod call_names;
 mod groups;
 mod lists;
-mod pieces;
+mod shards;
 
 pub use administration::{
     BackupPiece, BackupReport, MemberDetails, MemberLabels, MemberReport, RemovedMember,
@@ -20,9 +20,9 @@ pub use lists::{
     put_aged, put_bits, put_digests, put_located, put_numbers, put_written,
 };
 
-pub use pieces::{CodedChunk, CodedPiece, CodingOrder, MadePiece, RebuildOrder};
+pub use shards::{CodedChunk, CodedPiece, CodingOrder, MadePiece, RebuildOrder};
 
-use crate::{backup::BackupName, coding::Coding, policy::Policy};
+use crate::{backup::BackupName, erasure::Coding, policy::Policy};
 use serde::{Deserialize, Serialize};
 use whimbrel_core::Digest;
 use whimbrel_wire::{Call, Code, Protocol, PublicKey, Version, range};

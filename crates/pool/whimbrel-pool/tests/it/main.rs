@@ -2,8 +2,8 @@
 
 mod admission;
 mod backups;
-mod coding;
 mod common;
+mod erasure;
 mod faults;
 mod groups;
 mod members;

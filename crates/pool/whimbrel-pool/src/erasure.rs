@@ -1,10 +1,10 @@
 //! Erasure coding of chunks: k pieces of data and m of parity, any k of which give the chunk back. Pure.
 //!
-//! The frame of a chunk, as benefactors store it, is cut into k parts of equal length, and m more are computed
-//! (Reed-Solomon). Each part gets a head and is a *piece*, which is stored like a chunk, under the digest of its
-//! bytes. The head makes equal parts of two chunks different, and tells what a piece belongs to. What comes
-//! back is the frame, whose content is compared with the digest of the chunk as after any read; so pieces of
-//! encrypted chunks stay encrypted. The bytes are in `docs/formats/pool.md`.
+//! The frame of a chunk, as benefactors store it, is cut into k parts of equal length, and m more are
+//! computed (Reed-Solomon). Each part gets a head and is a *piece*, which is stored like a chunk, under the
+//! digest of its bytes. The head makes equal parts of two chunks different, and tells what a piece belongs
+//! to. What comes back is the frame, whose content is compared with the digest of the chunk as after any
+//! read; so pieces of encrypted chunks stay encrypted. The bytes are in `docs/formats/pool.md`.
 
 use reed_solomon_simd::{ReedSolomonDecoder, ReedSolomonEncoder};
 use serde::{Deserialize, Serialize};

@@ -1,15 +1,15 @@
 //! Chores of chunks in pieces: cuts what is old enough, makes lost pieces again, gives up what nobody uses.
 //!
-//! A benefactor that has a copy of a chunk makes its pieces and stores them. Only when all of them are durable
-//! does the database require no copies any more. A lost piece is made by the benefactor that will have it, of
-//! as many others as the chunk has pieces of data. While clients write, less is done at once.
+//! A benefactor that has a copy of a chunk makes its pieces and stores them. Only when all of them are
+//! durable does the database require no copies any more. A lost piece is made by the benefactor that will
+//! have it, of as many others as the chunk has pieces of data. While clients write, less is done at once.
 
 use super::{
     ManagerService,
     placement::{self, BenefactorState, Rebuild},
 };
 use crate::{
-    coding::{Coding, PieceCounts},
+    erasure::{Coding, PieceCounts},
     meta::{BenefactorRow, ChunkToCode, MetaError, NewPiece, Quarantine},
     protocol::{
         BenefactorAddress, BenefactorId, ChunkId, CodeChunks, CodingOrder, RebuildOrder, RebuildPiece,
@@ -43,8 +43,8 @@ impl ManagerService {
         lock(&self.shared.coding_rounds).next = None;
     }
 
-    /// Runs a round: gives up the pieces of chunks that nobody uses, and cuts some that are old enough. Returns
-    /// how many were cut.
+    /// Runs a round: gives up the pieces of chunks that nobody uses, and cuts some that are old enough.
+    /// Returns how many were cut.
     pub(super) async fn code_old(&self) -> Result<u64, MetaError> {
         self.shared.meta.release_coded(self.now()).await?;
         let waits = lock(&self.shared.coding_rounds).next.is_some_and(|at| Instant::now() < at);
@@ -67,7 +67,7 @@ impl ManagerService {
             let before = now.saturating_sub_unsigned(after.saturating_mul(1000));
             for version in meta.versions_to_code(file, before).await? {
                 let chunks = match meta.chunks_to_code(version, most).await {
-                    // It was removed meanwhile.
+                    // The version was removed meanwhile.
                     Err(MetaError::NotFound) => continue,
                     chunks => chunks?,
                 };

@@ -7,7 +7,7 @@ use whimbrel_pool::{
     chunk::Chunking,
     chunk_map,
     client::{Pool, Secret, WriteFile, WriteOptions},
-    coding::Coding,
+    erasure::Coding,
     policy::Policy,
     protocol::{CodedChunk, Locate, LocatePieces, ReadMap, get_located, put_numbers},
 };

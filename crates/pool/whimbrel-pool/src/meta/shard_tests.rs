@@ -3,7 +3,7 @@
 use super::{LostPiece, Meta, MetaError, NewPiece, Quarantine};
 use crate::{
     chunk_map::ChunkRef,
-    coding::PieceCounts,
+    erasure::PieceCounts,
     protocol::{BenefactorStatus, ChunkId, Commit, Fault, Inventory, NewNode, WrittenChunk},
 };
 use whimbrel_core::Digest;

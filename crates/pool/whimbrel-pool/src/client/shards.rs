@@ -1,13 +1,13 @@
 //! Reading chunks that are kept in pieces: as many pieces as the chunk has of data, from any benefactors.
 //!
-//! Those of data come first, because they need no computation. A piece that cannot be read is replaced by the
-//! next; a damaged or missing one is reported and made again. What comes out is compared with the digest of the
-//! chunk, so nobody is believed about pieces.
+//! Those of data come first, because they need no computation. A piece that cannot be read is replaced by
+//! the next; a damaged or missing one is reported and made again. What comes out is compared with the
+//! digest of the chunk, so nobody is believed about pieces.
 
 use super::{Pool, PoolError, Result};
 use crate::{
     benefactor::open_frame,
-    coding,
+    erasure,
     protocol::{
         ChunkId, CodedChunk, CodedPiece, Fault, GetChunk, LocatePieces, MAX_BATCH, code, put_numbers,
     },
@@ -80,7 +80,7 @@ impl Pool {
             }
         }
         let frame =
-            coding::decode(digest, &parts).map_err(|_| PoolError::Answer { what: "piece of a chunk" })?;
+            erasure::decode(digest, &parts).map_err(|_| PoolError::Answer { what: "piece of a chunk" })?;
         let bytes = open_frame(digest, &frame).map_err(|_| PoolError::Answer { what: "piece of a chunk" })?;
         Ok(Some(bytes))
     }

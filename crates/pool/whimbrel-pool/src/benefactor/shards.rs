@@ -1,16 +1,16 @@
 //! Orders of the manager about pieces: cuts chunks, and makes a lost piece again.
 //!
-//! A chunk is compared with its digest before it is cut, and its pieces are durable at all their benefactors
-//! before the manager is told of them. To make a piece again, no more others are read than the chunk has pieces
-//! of data; the result is compared with the digest of the lost one.
+//! A chunk is compared with its digest before it is cut, and its pieces are durable at all their
+//! benefactors before the manager is told of them. To make a piece again, no more others are read than the
+//! chunk has pieces of data; the result is compared with the digest of the lost one.
 
 use super::{
     ChunkStore, check_frame, open_frame,
     service::{blocking, invalid},
 };
 use crate::{
-    coding::{PieceCounts, encode, rebuild},
     connections::ConnectionCache,
+    erasure::{PieceCounts, encode, rebuild},
     protocol::{
         BenefactorAddress, BenefactorId, CodeChunks, CodingOrder, FlushChunks, GetChunk, MAX_BATCH,
         MadePiece, PutChunks, RebuildOrder, RebuildPiece, code, get_bits, get_digests, put_digests,

@@ -1,7 +1,7 @@
 //! Headers and answers of the calls about chunks that are kept in pieces.
 
 use super::{BenefactorAddress, BenefactorId, ChunkId};
-use crate::coding::PieceCounts;
+use crate::erasure::PieceCounts;
 use serde::{Deserialize, Serialize};
 use whimbrel_core::Digest;
 
@@ -36,8 +36,8 @@ pub struct CodingOrder {
     pub counts: PieceCounts,
     /// Benefactor that gets the order and has copies of the chunks.
     pub at: BenefactorId,
-    /// A benefactor for each piece. Piece i of the chunk at position j goes to number (i + j) of them, counted
-    /// in a circle.
+    /// A benefactor for each piece. Piece i of the chunk at position j goes to number (i + j) of them,
+    /// counted in a circle.
     pub targets: Vec<BenefactorAddress>,
 }
 

@@ -1,8 +1,8 @@
 //! Meta statements on chunks that are kept in pieces.
 //!
-//! A piece is a chunk of its own: with one required copy, counted, checked, adopted, drained and collected like
-//! any other. The chunk that it belongs to keeps its row and its users, but requires no copies any more, so its
-//! copies become surplus. When no version uses it, its pieces are given up with it.
+//! A piece is a chunk of its own: with one required copy, counted, checked, adopted, drained and collected
+//! like any other. The chunk that it belongs to keeps its row and its users, but requires no copies any
+//! more, so its copies become surplus. When no version uses it, its pieces are given up with it.
 
 use super::{
     chunks::{digest_of, insert_places},
@@ -11,7 +11,7 @@ use super::{
     versions::pieces_of,
 };
 use crate::{
-    coding::{Coding, MIN_FRAME, PieceCounts},
+    erasure::{Coding, MIN_FRAME, PieceCounts},
     meta::{MetaError, Result, reference_counts},
     protocol::{BenefactorId, ChunkId, CodedChunk, CodedPiece, NodeId},
 };
@@ -157,8 +157,8 @@ impl Meta {
         self.synced().await
     }
 
-    /// Counts the pieces of a chunk, which are all stored, and requires no copies of it any more. False if the
-    /// chunk is not used any more, or was cut into pieces by somebody else.
+    /// Counts the pieces of a chunk, which are all stored, and requires no copies of it any more. False if
+    /// the chunk is not used any more, or was cut into pieces by somebody else.
     pub(crate) async fn insert_pieces(
         &self,
         chunk: ChunkId,
@@ -281,7 +281,7 @@ impl Meta {
         Ok(wholes.iter().filter_map(siblings).collect())
     }
 
-    /// Those of these chunks that are pieces, with the other pieces.
+    /// Finds which of these chunks are pieces, with the other pieces.
     pub(crate) async fn lost_pieces(&self, pieces: &[ChunkId]) -> Result<Vec<LostPiece>> {
         let wholes = self.wholes(pieces).await?;
         let chunks: Vec<ChunkId> = wholes.values().copied().collect();
