@@ -94,6 +94,31 @@ impl Domains {
         self.is_empty() || !self.is_crowded(rest, copies) || !self.improves(rest, other, copies)
     }
 
+    /// Counts those of these places that are in the site, the rack and on the host of a benefactor. Without
+    /// labels, only the benefactor itself counts.
+    pub(crate) fn sharing(&self, id: BenefactorId, places: &[BenefactorId]) -> [usize; LEVELS] {
+        let Some(own) = self.positions.get(&id) else {
+            let same = places.iter().filter(|place| **place == id).count();
+            return [same; LEVELS];
+        };
+        std::array::from_fn(|level| {
+            let at =
+                |place: &&BenefactorId| self.positions.get(place).is_some_and(|at| at[level] == own[level]);
+            places.iter().filter(at).count()
+        })
+    }
+
+    /// Whether the loss of one domain takes at most `most` of these places. The largest domains do not count
+    /// where there is only one of them.
+    pub(crate) fn survives(&self, places: &[BenefactorId], most: usize) -> bool {
+        let counts = |level: usize| level == LEVELS - 1 || self.counts[level] > 1;
+        let within = |id: &BenefactorId| {
+            let sharing = self.sharing(*id, places);
+            (0..LEVELS).all(|level| !counts(level) || sharing[level] <= most)
+        };
+        places.iter().all(within)
+    }
+
     /// How near a benefactor is to these places.
     pub(crate) fn nearness(&self, id: BenefactorId, places: &[BenefactorId]) -> Nearness {
         let Some(own) = self.positions.get(&id) else { return Default::default() };

@@ -19,6 +19,7 @@ pub mod chunk_map;
 pub mod client;
 pub mod connections;
 mod domains;
+pub mod erasure;
 pub mod manager;
 mod member_listener;
 mod meta;

@@ -67,8 +67,8 @@ pub(super) struct State {
 }
 
 impl State {
-    /// Fills the index at once, which is much faster than chunk by chunk. Of a chunk with several records, the
-    /// last counts.
+    /// Fills the index at once, which is much faster than chunk by chunk. Of a chunk with several records,
+    /// the last counts.
     fn fill(&mut self, found: Vec<(Digest, ChunkSlot)>) {
         self.index = found.into_iter().collect();
         for slot in self.index.values() {

@@ -13,12 +13,13 @@ use super::{
     process::{BenefactorError, BenefactorOptions, Result},
     scrub_reports,
     service::blocking,
+    shards::PieceOrders,
 };
 use crate::{
     connections::ConnectionCache,
     protocol::{
-        BenefactorStatus, FindGarbage, Heartbeat, Inventory, PutBackup, Registered, RequestHeartbeat,
-        RequestInventory, admission, code, get_bits, next_digest, put_aged,
+        BenefactorStatus, CodeChunks, FindGarbage, Heartbeat, Inventory, PutBackup, RebuildPiece, Registered,
+        RequestHeartbeat, RequestInventory, admission, code, get_bits, next_digest, put_aged,
     },
 };
 use bytes::Bytes;
@@ -56,6 +57,7 @@ pub(super) struct HeartbeatService {
     requests: mpsc::Sender<HeartbeatRequest>,
     backups: HeldBackups,
     store: Arc<ChunkStore>,
+    pieces: PieceOrders,
     /// Whether the manager requested an inventory.
     inventory: Arc<AtomicBool>,
 }
@@ -71,11 +73,12 @@ impl HeartbeatService {
         chunks: BenefactorService,
         backups: HeldBackups,
         store: Arc<ChunkStore>,
+        pieces: PieceOrders,
     ) -> (Self, ManagerRequests) {
         let (requests, heartbeats) = mpsc::channel(REQUESTS_MAX);
         let inventory = Arc::<AtomicBool>::default();
         let asked = ManagerRequests { heartbeats, inventory: inventory.clone() };
-        (Self { chunks, requests, backups, store, inventory }, asked)
+        (Self { chunks, requests, backups, store, pieces, inventory }, asked)
     }
 
     async fn put_backup(&self, request: Request) -> Answer {
@@ -108,6 +111,8 @@ impl Service for HeartbeatService {
         match request.kind {
             RequestHeartbeat::KIND => Box::pin(self.report(request)),
             PutBackup::KIND => Box::pin(self.put_backup(request)),
+            CodeChunks::KIND => Box::pin(self.pieces.code(request)),
+            RebuildPiece::KIND => Box::pin(self.pieces.rebuild(request)),
             RequestInventory::KIND => Box::pin(async move { self.request_inventory(&request) }),
             _ => self.chunks.handle(peer, request),
         }

@@ -16,6 +16,7 @@ mod scrub_reports;
 mod segment;
 mod segment_heads;
 mod service;
+mod shards;
 
 pub use bucket::{Bucket, TierError, TierOptions, TierOwner, TierUrl, TierUrlError};
 pub use chunk_store::{ChunkStore, Usage};

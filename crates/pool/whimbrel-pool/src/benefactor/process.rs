@@ -138,10 +138,16 @@ impl Benefactor {
         let dialer = TlsDialer::new(identity.clone(), options.name.clone(), ());
         let links = Arc::new(ConnectionCache::new(Arc::new(dialer)));
         let backups = HeldBackups::new(&options.data);
-        let service = BenefactorService::new(store.clone(), links, calls).with_backups(backups.clone());
+        let service =
+            BenefactorService::new(store.clone(), links.clone(), calls).with_backups(backups.clone());
         let endpoint =
             Endpoint::new(options.name.clone(), service.clone()).with_protocols([crate::protocol::PROTOCOL]);
-        let (reports, asked) = HeartbeatService::new(service, backups, store.clone());
+        let (reports, asked) = HeartbeatService::new(
+            service,
+            backups,
+            store.clone(),
+            super::shards::PieceOrders::new(store.clone(), links),
+        );
         let to_manager = TlsDialer::new(identity, options.name.clone(), reports);
         let managers = ConnectionCache::new(Arc::new(to_manager));
         let member = ManagerReporter { options, trust, store, address, managers };

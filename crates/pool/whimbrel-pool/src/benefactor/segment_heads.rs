@@ -1,9 +1,9 @@
 //! The record heads of a closed segment in a file of their own, `NNNNNNNN.heads`, so that a store with many
 //! chunks opens without reading each record.
 //!
-//! The file is a cache: it has the heads in order, each with its checksum, and is believed only if they add up
-//! to the length of the segment. Without it, or if it is wrong, the segment is read and the file is written
-//! again. A closed segment never changes.
+//! The file is a cache: it has the heads in order, each with its checksum, and is believed only if they add
+//! up to the length of the segment. Without it, or if it is wrong, the segment is read and the file is
+//! written again. A closed segment never changes.
 
 use super::{
     chunk_store::ChunkSlot,

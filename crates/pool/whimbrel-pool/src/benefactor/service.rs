@@ -52,7 +52,7 @@ pub(crate) async fn blocking<T: Send + 'static>(
     tokio::task::spawn_blocking(work).await.map_err(|_| Refusal::new(Code::INTERNAL, "the task failed"))
 }
 
-fn invalid(text: &str) -> Refusal {
+pub(super) fn invalid(text: &str) -> Refusal {
     Refusal::new(code::INVALID, text)
 }
 

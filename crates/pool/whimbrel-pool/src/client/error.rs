@@ -53,6 +53,19 @@ pub enum PoolError {
         #[source]
         because: Option<Arc<PoolError>>,
     },
+    /// Too few pieces of a chunk can be read.
+    #[error("chunk {chunk} needs {needed} of its pieces, and only {found} can be read")]
+    TooFewPieces {
+        /// Number of the chunk.
+        chunk: ChunkId,
+        /// Pieces that were read.
+        found: usize,
+        /// Pieces that are needed.
+        needed: usize,
+        /// Cause of a failed read, if a benefactor was asked.
+        #[source]
+        because: Option<Arc<PoolError>>,
+    },
     /// The client and the writer of the chunk do not have the same secret, or one of them has none.
     #[error("chunk {chunk} is not encrypted with the secret of this client, or it has none")]
     WrongSecret {

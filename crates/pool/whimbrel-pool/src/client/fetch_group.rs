@@ -8,7 +8,7 @@ use super::{Pool, read_file::Cell};
 use crate::{
     benefactor::open_frame,
     chunk_map::ChunkRef,
-    protocol::{BenefactorId, GetChunks, MAX_BATCH, put_digests},
+    protocol::{BenefactorId, ChunkId, GetChunks, MAX_BATCH, put_digests},
 };
 use bytes::Bytes;
 use std::collections::BTreeMap;
@@ -47,6 +47,16 @@ impl Pool {
         let chunks: Vec<_> = wanted.iter().map(|(piece, _)| piece.chunk).collect();
         // What is not located here is located when it is fetched alone, which reports the error.
         if self.locate(&chunks, false).await.is_err() {
+            return;
+        }
+        let in_pieces: Vec<_> = {
+            let located = &lock(&self.inner.cache.state).located;
+            let has_no_copy =
+                |chunk: &ChunkId| located.get(chunk).is_some_and(|found| found.places.is_empty());
+            chunks.into_iter().filter(has_no_copy).collect()
+        };
+        // Each is fetched alone then.
+        if self.locate_pieces(&in_pieces, false).await.is_err() {
             return;
         }
         let mut groups: BTreeMap<BenefactorId, Vec<Wanted>> = BTreeMap::new();

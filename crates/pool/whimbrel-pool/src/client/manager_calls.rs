@@ -9,12 +9,14 @@ use crate::{
     backup::{BackupError, BackupName},
     connections::{ConnectionCache, Dialer},
     domains::Domains,
+    erasure::Coding,
     policy::Policy,
     protocol::{
-        BackupReport, BenefactorAddress, BenefactorId, Change, Drain, DropVersion, Expel, Forget, GetNode,
-        GetPolicy, HoldPin, LabelMember, List, ListBackups, ListMembers, ListPins, ListScrubs, Lookup,
-        MakeBackup, MakeNode, MemberLabels, MemberReport, NewNode, Node, NodeChange, NodeId, Pin, PinInfo,
-        PoolStatus, Purge, Purged, ReleasePin, Remove, RemovedMember, Rename, ScrubReport, SetPolicy,
+        AbandonGroup, BackupReport, BeginGroup, BenefactorAddress, BenefactorId, Change, CommitGroup, Drain,
+        DropVersion, EndJob, Expel, Forget, GetCoding, GetNode, GetPolicy, GroupInfo, HoldPin, LabelMember,
+        List, ListBackups, ListGroups, ListMembers, ListPins, ListScrubs, Lookup, MakeBackup, MakeNode,
+        MemberLabels, MemberReport, NewGroup, NewNode, Node, NodeChange, NodeId, Pin, PinInfo, PoolStatus,
+        Purge, Purged, ReleasePin, Remove, RemovedMember, Rename, ScrubReport, SetCoding, SetPolicy,
         VersionInfo, Versions,
     },
 };
@@ -195,6 +197,11 @@ impl Pool {
         Ok(self.listed::<ListPins, PinInfo>(&own).await?.1)
     }
 
+    /// Lists the groups in a folder, those that were begun first come first.
+    pub async fn groups(&self, folder: NodeId) -> Result<Vec<GroupInfo>> {
+        Ok(self.listed::<ListGroups, GroupInfo>(&folder).await?.1)
+    }
+
     /// Applies policies now, or only lists what they would remove.
     pub async fn purge(&self, dry: bool) -> Result<Vec<Purged>> {
         Ok(self.listed::<Purge, Purged>(&dry).await?.1)
@@ -283,6 +290,18 @@ calls! {
     policy(folder: NodeId) -> (Option<Policy>, Policy) = GetPolicy[&folder];
     /// Sets the policy of a file or folder; none inherits it.
     set_policy(folder: NodeId, policy: Option<Policy>) -> () = SetPolicy[&(folder, policy)];
+    /// The coding set on a file or folder, and the one that applies to it.
+    coding(node: NodeId) -> (Option<Coding>, Option<Coding>) = GetCoding[&node];
+    /// Sets the coding of a file or folder; none inherits it.
+    set_coding(node: NodeId, coding: Option<Coding>) -> () = SetCoding[&(node, coding)];
+    /// Begins a group in a folder; the answer is the folder into which its files are written.
+    begin_group(parent: NodeId, name: &str, group: NewGroup) -> Node = BeginGroup[&(parent, name.to_owned(), group)];
+    /// Commits a group, so that all its files are visible; the answer is its folder.
+    commit_group(parent: NodeId, name: &str) -> Node = CommitGroup[&(parent, name.to_owned())];
+    /// Removes an open group with its files.
+    abandon_group(parent: NodeId, name: &str) -> () = AbandonGroup[&(parent, name.to_owned())];
+    /// Removes all groups of a job; how many went, and how many stay because of pins.
+    end_job(job: &str) -> (u64, u64) = EndJob[&job.to_owned()];
     /// Starts or cancels draining of the benefactor with this name.
     drain(benefactor: &str, leave: bool) -> () = Drain[&(benefactor.to_owned(), leave)];
     /// Makes a backup of the metadata now, and sends it to the places of backups.

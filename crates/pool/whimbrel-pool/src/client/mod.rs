@@ -16,6 +16,7 @@ mod previous_versions;
 mod read_file;
 mod reader_session;
 mod rename;
+mod shards;
 mod spool;
 mod stripe;
 mod write_file;

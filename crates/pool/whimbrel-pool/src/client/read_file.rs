@@ -8,7 +8,8 @@ use crate::{
     benefactor::open_frame,
     chunk_map::{self, ChunkRef, MAX_MAP},
     protocol::{
-        ChunkId, Fault, GetChunk, Locate, LocatedChunk, ReadMap, ReportFault, code, get_located, put_numbers,
+        ChunkId, CodedChunk, Fault, GetChunk, Locate, LocatedChunk, ReadMap, ReportFault, code, get_located,
+        put_numbers,
     },
 };
 use bytes::{Bytes, BytesMut};
@@ -46,6 +47,8 @@ pub(super) struct CacheState {
     order: VecDeque<(CellKey, usize)>,
     bytes: usize,
     pub(super) located: HashMap<ChunkId, LocatedChunk>,
+    /// Pieces of chunks that are kept so.
+    pub(super) coded: HashMap<ChunkId, CodedChunk>,
 }
 
 impl ChunkCache {
@@ -151,7 +154,13 @@ impl Pool {
             }
             match self.fetch_from(piece, &located).await {
                 Ok(bytes) => return self.decrypt(piece, bytes),
-                Err(error) => because = error.map(Arc::new),
+                Err(error) => because = error.map(Arc::new).or(because),
+            }
+            // No copy can be read; it may be kept in pieces.
+            match self.fetch_pieces(piece.chunk, &located.digest, anew).await {
+                Ok(Some(bytes)) => return self.decrypt(piece, bytes),
+                Ok(None) => {}
+                Err(error) => because = Some(Arc::new(error)),
             }
         }
         Err(PoolError::Unreadable { chunk: piece.chunk, because })
@@ -205,16 +214,21 @@ impl Pool {
                     }
                 }
             };
-            tracing::warn!(benefactor = id, chunk = piece.chunk, wrong, "a copy could not be read");
-            let fault = Fault { chunk: piece.chunk, benefactor: id, wrong };
-            let (pool, digest) = (self.clone(), located.digest);
-            tokio::spawn(async move {
-                if let Err(error) = pool.call_manager::<ReportFault>(&fault, Bytes::new()).await {
-                    tracing::warn!(%error, %digest, "a fault could not be reported");
-                }
-            });
+            self.report_fault(Fault { chunk: piece.chunk, benefactor: id, wrong });
         }
         Err(because)
+    }
+
+    /// Reports a copy that could not be read, in the background.
+    pub(super) fn report_fault(&self, fault: Fault) {
+        let Fault { chunk, benefactor, wrong } = fault;
+        tracing::warn!(benefactor, chunk, wrong, "a copy could not be read");
+        let pool = self.clone();
+        tokio::spawn(async move {
+            if let Err(error) = pool.call_manager::<ReportFault>(&fault, Bytes::new()).await {
+                tracing::warn!(%error, chunk, "a fault could not be reported");
+            }
+        });
     }
 }
 

@@ -70,12 +70,19 @@ impl ManagerService {
         }
         let ids: Vec<ChunkId> = chunks.iter().map(|(id, _)| *id).collect();
         let located = self.shared.meta.locate(&ids).await?;
+        let siblings = self.shared.meta.sibling_places(&ids).await?;
         let may_move = |places: &[BenefactorId]| {
             let moved = |id: &BenefactorId| if *id == shift.from { shift.to } else { *id };
             let after: Vec<BenefactorId> = places.iter().map(moved).collect();
             !domains.is_crowded(&after, after.len()) || domains.is_crowded(places, places.len())
         };
-        let kept = chunks.into_iter().zip(located).filter(|(_, at)| may_move(&at.places));
+        // A piece stays as far from the others of its chunk as it is.
+        let stays_apart = |id: &ChunkId| {
+            let others = siblings.get(id).map_or(&[][..], |others| others);
+            domains.sharing(shift.to, others) <= domains.sharing(shift.from, others)
+        };
+        let kept =
+            chunks.into_iter().zip(located).filter(|((id, _), at)| may_move(&at.places) && stays_apart(id));
         Ok(kept.map(|(chunk, _)| chunk).collect())
     }
 

@@ -50,7 +50,9 @@ impl ManagerService {
             }
         }
         self.scan_spread(&members).await?;
-        self.repair().await
+        let report = self.repair().await?;
+        self.code_old().await?;
+        Ok(report)
     }
 
     /// Has copies made of the chunks that wait longest.
@@ -70,7 +72,8 @@ impl ManagerService {
         meta.remove_from_repair(&plan.healed).await?;
         let waiting: Vec<_> = plan.lost.iter().chain(&plan.stuck).copied().collect();
         meta.postpone(&waiting, self.now()).await?;
-        self.shared.lost.store(plan.lost.len() as u64, Ordering::Relaxed);
+        let (lost, rebuilt) = self.rebuild_pieces(&plan.lost, &members).await?;
+        self.shared.lost.store(lost.len() as u64, Ordering::Relaxed);
         let mut orders = tokio::task::JoinSet::new();
         for ((from, to), chunks) in plan.copies {
             let place = members.iter().find(|m| m.id == to).map(|m| BenefactorAddress {
@@ -84,11 +87,8 @@ impl ManagerService {
             let service = self.clone();
             orders.spawn(async move { service.send_copy_order(source, place, chunks).await });
         }
-        let mut report = MaintenanceReport {
-            lost: plan.lost.len() as u64,
-            waiting: plan.stuck.len() as u64,
-            ..Default::default()
-        };
+        let mut report =
+            MaintenanceReport { lost: lost.len() as u64, waiting: plan.stuck.len() as u64, copied: rebuilt };
         while let Some(done) = orders.join_next().await {
             let (copied, failed) = done.unwrap_or(Ok((0, 0)))?;
             report.copied += copied;

@@ -8,6 +8,8 @@ mod backups;
 mod balance;
 mod clock;
 mod confirmation;
+mod erasure;
+mod groups;
 mod leadership;
 mod maintenance;
 mod membership;
@@ -45,6 +47,7 @@ impl From<MetaError> for Refusal {
             MetaError::Gone => code::GONE,
             MetaError::Pinned { .. } => code::PINNED,
             MetaError::LastCopies { .. } => code::LAST_COPY,
+            MetaError::Incomplete { .. } => code::INCOMPLETE,
             MetaError::Invalid(_) => code::INVALID,
             MetaError::OtherPool { .. } => code::OTHER_POOL,
             MetaError::Damaged { .. } => code::DAMAGED,

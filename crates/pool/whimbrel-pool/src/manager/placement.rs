@@ -2,13 +2,17 @@
 
 use crate::{
     domains::Domains,
-    meta::{BenefactorRow, UnderReplicated},
+    erasure::PieceCounts,
+    meta::{BenefactorRow, LostPiece, UnderReplicated},
     protocol::{BenefactorId, ChunkId},
 };
 use std::collections::{BTreeMap, HashMap};
 
 /// Silence in milliseconds after which nothing is written to a benefactor.
 pub(crate) const OFFLINE_AFTER: i64 = 15_000;
+
+/// Free bytes without which a benefactor gets no pieces.
+const LEAST_FREE: u64 = 16 << 20;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BenefactorState {
@@ -91,6 +95,73 @@ pub(crate) struct Repair {
     pub(crate) copies: BTreeMap<(BenefactorId, BenefactorId), Vec<usize>>,
 }
 
+/// Chooses the benefactors for the pieces of chunks, each in as few company of others as possible. None if
+/// there are too few, or if the loss of one host, rack or site would take more pieces than may be lost.
+pub(crate) fn for_pieces(
+    members: &[BenefactorRow],
+    counts: PieceCounts,
+    domains: &Domains,
+    now: i64,
+) -> Option<Vec<BenefactorId>> {
+    let online = |member: &&BenefactorRow| {
+        BenefactorState::of(member, now) == BenefactorState::Online && free(member) > LEAST_FREE
+    };
+    let mut able: Vec<&BenefactorRow> = members.iter().filter(online).collect();
+    able.sort_by_key(|member| (member.faults / 16, std::cmp::Reverse(free(member)), member.id));
+    let mut chosen: Vec<BenefactorId> = Vec::new();
+    while chosen.len() < counts.all() && !able.is_empty() {
+        let next = (0..able.len()).min_by_key(|at| domains.sharing(able[*at].id, &chosen))?;
+        chosen.push(able.remove(next).id);
+    }
+    let enough = chosen.len() == counts.all() && domains.survives(&chosen, counts.parity.into());
+    enough.then_some(chosen)
+}
+
+/// An order to make a lost piece again: which piece, of which others, and where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Rebuild {
+    pub(crate) lost: LostPiece,
+    /// Positions among the pieces of the chunk, as many as it has of data, and where each is read.
+    pub(crate) sources: Vec<(usize, BenefactorId)>,
+    pub(crate) target: BenefactorId,
+}
+
+/// Plans to make a lost piece again. None if too few others can be read, or nobody can take it.
+pub(crate) fn rebuild(
+    lost: LostPiece,
+    members: &[BenefactorRow],
+    domains: &Domains,
+    now: i64,
+) -> Option<Rebuild> {
+    let states: HashMap<BenefactorId, BenefactorState> =
+        members.iter().map(|m| (m.id, BenefactorState::of(m, now))).collect();
+    let serves = |id: &&BenefactorId| {
+        matches!(states.get(*id), Some(BenefactorState::Online | BenefactorState::Draining))
+    };
+    let others = lost.of.pieces.iter().enumerate().filter(|(_, piece)| piece.chunk != lost.piece);
+    let readable = others.filter_map(|(at, piece)| Some((at, *piece.places.iter().find(serves)?)));
+    let sources: Vec<_> = readable.take(lost.of.counts.data.into()).collect();
+    if sources.len() < usize::from(lost.of.counts.data) {
+        return None;
+    }
+    let siblings: Vec<BenefactorId> = lost
+        .of
+        .pieces
+        .iter()
+        .filter(|piece| piece.chunk != lost.piece)
+        .flat_map(|p| p.places.clone())
+        .collect();
+    let able = members.iter().filter(|member| {
+        states.get(&member.id) == Some(&BenefactorState::Online) && free(member) > LEAST_FREE
+    });
+    let prefer = |member: &&BenefactorRow| {
+        let own = siblings.contains(&member.id);
+        (own, domains.sharing(member.id, &siblings), std::cmp::Reverse((free(member), member.id)))
+    };
+    let target = able.min_by_key(prefer)?.id;
+    Some(Rebuild { lost, sources, target })
+}
+
 /// Plans one more copy for each chunk that lacks copies, evenly among sources and targets, or whose copies
 /// are too near to each other; the surplus copy is trimmed later.
 pub(crate) fn repair(
@@ -119,13 +190,17 @@ pub(crate) fn repair(
                 && !chunk.places.contains(id)
                 && (!is_complete || domains.improves(&counted, **id, want))
         };
+        // Pieces of one chunk share a benefactor only if there is no other.
         let prefer = |(id, room): &(&BenefactorId, &u64)| {
-            (domains.nearness(**id, &counted), std::cmp::Reverse((**room, **id)))
+            let sharing = domains.sharing(**id, &chunk.apart_from);
+            let own = chunk.apart_from.contains(id);
+            (own, sharing, domains.nearness(**id, &counted), std::cmp::Reverse((**room, **id)))
         };
         let target = || room.iter().filter(fits).min_by_key(prefer).map(|(id, _)| *id);
         // Nearer copies than possible are no loss: without a better place they stay as they are.
         let is_apart = || !domains.is_crowded(&counted, want) || target().is_none();
-        if !chunk.used || (is_complete && is_apart()) {
+        let needs_no_spread = want == 0 || !chunk.apart_from.is_empty();
+        if !chunk.used || (is_complete && (needs_no_spread || is_apart())) {
             plan.healed.push((chunk.chunk, chunk.since));
             continue;
         }
@@ -198,6 +273,7 @@ mod tests {
                     want,
                     used,
                     places: places.into_iter().collect(),
+                    apart_from: Vec::new(),
                     since: 0,
                 })
                 .collect()
@@ -267,6 +343,7 @@ mod tests {
             want: 2,
             used: true,
             places: places.to_vec(),
+            apart_from: Vec::new(),
             since,
         };
         let plan = |places: &[u16], members: &[BenefactorRow]| repair(&[chunk(places)], members, &domains, 0);
@@ -288,6 +365,7 @@ mod tests {
             want: 3,
             used: true,
             places: vec![0, 1],
+            apart_from: Vec::new(),
             since: 0,
         };
         let needy: Vec<_> = (1..=20).map(chunk).collect();

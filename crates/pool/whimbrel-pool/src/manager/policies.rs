@@ -76,6 +76,7 @@ impl ManagerService {
                 lock(&self.shared.policy_rounds).due.insert(*folder, due);
             }
         }
+        purged.extend(self.apply_group_policies(false).await?);
         Ok((folders.len(), purged))
     }
 
@@ -85,6 +86,7 @@ impl ManagerService {
         for folder in self.shared.meta.policy_folders().await? {
             purged.extend(self.apply_policies_in(folder, dry).await?.0);
         }
+        purged.extend(self.apply_group_policies(dry).await?);
         Ok(purged)
     }
 
@@ -101,6 +103,10 @@ impl ManagerService {
             Err(MetaError::NotFound) => return Ok((Vec::new(), None)),
             Err(error) => return Err(error),
         };
+        if meta.is_in_group(folder).await? {
+            // A group goes as a whole.
+            return Ok((Vec::new(), None));
+        }
         let only_own = of_folder == Retention::default();
         let (mut purged, mut due) = (Vec::new(), None::<i64>);
         for (_, versions) in series(meta.versions_in(folder, only_own).await?) {

@@ -208,6 +208,7 @@ impl ManagerService {
             expelled: Default::default(),
             spread: Default::default(),
             policy_rounds: Default::default(),
+            coding_rounds: Default::default(),
             leads: Default::default(),
             scrubs: Default::default(),
             repaired: Default::default(),

@@ -1,8 +1,8 @@
 //! The service that answers the manager's calls in short functions; the work is in `meta` and `placement`.
 
 use super::{
-    admission::Admissions, backups::Backups, clock::Clock, internal, invalid, placement,
-    policies::PolicyRounds, roles::PoolRoles, spread::SpreadScan,
+    admission::Admissions, backups::Backups, clock::Clock, erasure::CodingRounds, internal, invalid,
+    placement, policies::PolicyRounds, roles::PoolRoles, spread::SpreadScan,
 };
 use crate::{
     chunk_map,
@@ -74,6 +74,7 @@ pub(super) struct Shared {
     pub(super) expelled: Mutex<HashSet<PublicKey>>,
     pub(super) spread: tokio::sync::Mutex<SpreadScan>,
     pub(super) policy_rounds: Mutex<PolicyRounds>,
+    pub(super) coding_rounds: Mutex<CodingRounds>,
     /// Whether this manager does the chores.
     pub(super) leads: AtomicBool,
     /// Last reports of scrubs, by the keys of benefactors.
@@ -270,6 +271,17 @@ impl ManagerService {
         Reply::of::<Locate>(&named, put_located(&located))
     }
 
+    async fn locate_pieces(&self, identity: &PeerIdentity, request: Request) -> Answer {
+        let chunks = get_numbers(&request.payload).filter(|chunks| chunks.len() <= MAX_BATCH);
+        let chunks = chunks.ok_or_else(|| invalid("a truncated list, or too many chunks"))?;
+        let located = self.shared.meta.coded_chunks(&chunks).await?;
+        let members = self.shared.meta.members().await?;
+        let named: Vec<BenefactorAddress> =
+            members.iter().filter(|member| !member.lost).map(address_of).collect();
+        self.request_admission(identity, named.iter().map(|place| place.key).collect()).await;
+        Reply::of::<LocatePieces>(&named, payload(&located)?)
+    }
+
     /// State of the pool.
     pub async fn status(&self) -> Result<PoolStatus, Refusal> {
         let (meta, now) = (&self.shared.meta, self.now());
@@ -368,6 +380,19 @@ impl ManagerService {
                 meta.set_policy(folder, policy.as_ref(), now).await?;
                 self.policies_changed();
                 Reply::of::<SetPolicy>(&(), Bytes::new())
+            }
+            GetCoding::KIND => reply!(request, GetCoding, node => meta.coding(node)),
+            SetCoding::KIND => {
+                let (node, coding) = request.decode::<SetCoding>()?;
+                let checked = coding.iter().try_for_each(|coding| coding.pieces.check());
+                checked.map_err(|error| invalid(&error.to_string()))?;
+                meta.set_coding(node, coding.as_ref()).await?;
+                self.coding_changed();
+                Reply::of::<SetCoding>(&(), Bytes::new())
+            }
+            LocatePieces::KIND => self.locate_pieces(identity, request).await,
+            BeginGroup::KIND | CommitGroup::KIND | AbandonGroup::KIND | ListGroups::KIND | EndJob::KIND => {
+                self.group_call(request).await
             }
             Purge::KIND => {
                 let purged = self.apply_policies(request.decode::<Purge>()?).await?;

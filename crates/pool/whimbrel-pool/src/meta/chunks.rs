@@ -3,6 +3,7 @@
 use super::{
     database::{BATCH, Meta, RANGES, list, numbers, ranges_as_part, rows, signed, unsigned},
     driver::{Tx, query},
+    shards::LACKS_PIECE,
 };
 use crate::{
     chunk_map,
@@ -19,7 +20,7 @@ const SLACK: i64 = 60_000;
 /// Counted copies in one page, more than a list of a benefactor has.
 pub(crate) const PAGE: usize = 25_000;
 
-fn digest_of(bytes: Vec<u8>) -> Result<Digest> {
+pub(super) fn digest_of(bytes: Vec<u8>) -> Result<Digest> {
     bytes.try_into().map(Digest).map_err(|_| MetaError::Damaged { what: "digest" })
 }
 
@@ -37,9 +38,11 @@ impl Meta {
         for batch in digests.chunks(BATCH) {
             let text = format!(
                 "SELECT chunk.id, chunk.digest, chunk.refs FROM chunk
-                 WHERE digest IN ({}) AND doomed = 0 AND $2 <=
+                 WHERE digest IN ({}) AND doomed = 0 AND ((coded = 0 AND $2 <=
                      (SELECT COUNT(*) FROM place JOIN benefactor ON benefactor.id = place.benefactor
-                      WHERE place.chunk = chunk.id AND benefactor.seen >= $1 AND benefactor.lost = 0)",
+                      WHERE place.chunk = chunk.id AND benefactor.seen >= $1 AND benefactor.lost = 0))
+                 OR (coded > 0 AND NOT EXISTS (SELECT 1 FROM piece JOIN repair ON repair.chunk = piece.piece
+                      WHERE piece.chunk = chunk.id)))",
                 list(3, batch.len())
             );
             let mut query = query(text).bind(alive_since).bind(i64::from(copies));
@@ -303,12 +306,15 @@ impl Meta {
                 want: row.try_get::<i64>(3)? as u8,
                 used: row.try_get::<i64>(4)? > 0,
                 places: Vec::new(),
+                apart_from: Vec::new(),
                 since: row.try_get(5)?,
             });
         }
-        let ids: Vec<ChunkId> = needy.iter().map(|chunk| chunk.chunk).collect();
+        let ids: Vec<ChunkId> = needy.iter().map(|one| one.chunk).collect();
         let located = self.locate(&ids).await?;
         needy.iter_mut().zip(located).for_each(|(needy, located)| needy.places = located.places);
+        let mut siblings = self.sibling_places(&ids).await?;
+        needy.iter_mut().for_each(|one| one.apart_from = siblings.remove(&one.chunk).unwrap_or_default());
         Ok(needy)
     }
 
@@ -335,7 +341,11 @@ impl Meta {
         let rows = query(
             "SELECT chunk.id, chunk.digest FROM place JOIN chunk ON chunk.id = place.chunk
              WHERE place.benefactor = $1 AND chunk.refs > 0 AND NOT EXISTS
-                 (SELECT 1 FROM place other WHERE other.chunk = chunk.id AND other.benefactor = $2) LIMIT $3",
+                 (SELECT 1 FROM place other WHERE other.chunk = chunk.id AND other.benefactor = $2)
+             AND NOT EXISTS
+                 (SELECT 1 FROM piece JOIN piece sibling ON sibling.chunk = piece.chunk
+                  JOIN place other ON other.chunk = sibling.piece
+                  WHERE piece.piece = chunk.id AND other.benefactor = $2) LIMIT $3",
         )
         .bind(i64::from(from))
         .bind(i64::from(to))
@@ -375,12 +385,9 @@ impl Meta {
 
     /// Moves chunks to the end of the repair queue.
     pub(crate) async fn postpone(&self, chunks: &[ChunkId], now: i64) -> Result<()> {
-        self.of_repair(&format!("UPDATE repair SET since = {now} WHERE chunk IN"), chunks).await
-    }
-
-    async fn of_repair(&self, what: &str, chunks: &[ChunkId]) -> Result<()> {
         for batch in chunks.chunks(BATCH) {
-            let mut query = query(format!("{what} ({})", list(1, batch.len())));
+            let text = format!("UPDATE repair SET since = {now} WHERE chunk IN ({})", list(1, batch.len()));
+            let mut query = query(text);
             for chunk in batch {
                 query = query.bind(signed(*chunk)?);
             }
@@ -420,7 +427,11 @@ async fn register_batch(
     Ok(())
 }
 
-async fn insert_places(tx: &mut Tx<'_>, places: &[(ChunkId, BenefactorId)], now: i64) -> Result<()> {
+pub(super) async fn insert_places(
+    tx: &mut Tx<'_>,
+    places: &[(ChunkId, BenefactorId)],
+    now: i64,
+) -> Result<()> {
     for batch in places.chunks(BATCH) {
         let text = format!(
             "INSERT INTO place (chunk, benefactor, since) VALUES {} ON CONFLICT (chunk, benefactor) DO NOTHING",
@@ -555,7 +566,8 @@ async fn decide_uncounted(
     verdicts: &mut [GcDecision],
 ) -> Result<()> {
     let text = format!(
-        "SELECT id, digest, refs, want, (SELECT COUNT(*) FROM place WHERE place.chunk = chunk.id)
+        "SELECT id, digest, refs, want, (SELECT COUNT(*) FROM place WHERE place.chunk = chunk.id),
+             CAST(CASE WHEN coded > 0 AND {LACKS_PIECE} THEN 1 ELSE 0 END AS BIGINT)
          FROM chunk WHERE digest IN ({})",
         list(1, batch.len())
     );
@@ -566,7 +578,9 @@ async fn decide_uncounted(
     let mut enrolled = HashMap::new();
     for row in query.fetch_all(&mut *tx).await? {
         let (refs, want, copies): (i64, i64, i64) = (row.try_get(2)?, row.try_get(3)?, row.try_get(4)?);
-        enrolled.insert(digest_of(row.try_get(1)?)?, (unsigned(row.try_get(0)?), refs > 0, copies < want));
+        // A chunk that lacks pieces may need any copy of it that turns up.
+        let lacking = copies < want || row.try_get::<i64>(5)? != 0;
+        enrolled.insert(digest_of(row.try_get(1)?)?, (unsigned(row.try_get(0)?), refs > 0, lacking));
     }
     let mut adopted = Vec::new();
     for (at, digest, age) in batch {

@@ -1,9 +1,9 @@
 //! The queue of commits: those of many clients go into one database transaction.
 //!
-//! A task takes what waits and commits it together; what arrives meanwhile is the next batch. So the cost of a
-//! transaction is shared by all who wait, and nobody waits for others to come. Each commit is answered after
-//! its transaction is durable. If one of a batch fails late, the transaction is rolled back and each is
-//! committed alone, so a failed one fails alone.
+//! A task takes what waits and commits it together; what arrives meanwhile is the next batch. So the cost
+//! of a transaction is shared by all who wait, and nobody waits for others to come. Each commit is answered
+//! after its transaction is durable. If one of a batch fails late, the transaction is rolled back and each
+//! is committed alone, so a failed one fails alone.
 
 use super::{
     commits::{PendingCommit, commit_together},
@@ -120,7 +120,7 @@ impl Committer {
                 None => again.push_back(Waiting { pending, answer }),
             }
         }
-        // These were first.
+        // What was deferred came first.
         again.append(&mut self.waiting);
         self.waiting = again;
         self.answer(done);

@@ -1,14 +1,14 @@
 //! Meta statements of commits: what sessions wrote becomes visible, each file completely or not at all.
 //!
-//! Several commits share a transaction and, where possible, statements. What is wrong with one is found before
-//! anything is changed, except for chunks that are gone: then the whole batch fails, and each is committed
-//! alone (`commit_queue`). Two commits to one file are never in one batch.
+//! Several commits share a transaction and, where possible, statements. What is wrong with one is found
+//! before anything is changed, except for chunks that are gone: then the whole batch fails, and each is
+//! committed alone (`commit_queue`). Two commits to one file are never in one batch.
 
 use super::{
     chunks,
     database::{Meta, RANGES, list, numbers, ranges_as_part, rows, signed, typed_rows, unsigned},
     driver::{Connections, Tx, query},
-    files,
+    files, shards,
     versions::{pieces_of, set_neighbour},
 };
 use crate::{
@@ -269,13 +269,15 @@ async fn count_chunks_of(tx: &mut Tx<'_>, one: &Work<'_>) -> Result<()> {
         return Err(MetaError::Invalid("a chunk of the map has another length than before"));
     }
     let (new, old) = (reference_counts::numbers(pieces), reference_counts::numbers(base));
-    refuse_lost(tx, &reference_counts::both(&new, &old)).await?;
+    let shared = reference_counts::both(&new, &old);
+    refuse_lost(tx, &shared).await?;
+    let mut pieces_needed = shared;
     for (first, last) in reference_counts::runs(&reference_counts::without(&new, &old)) {
         let taken = query(
-            "UPDATE chunk SET refs = refs + 1, want = CASE WHEN want < $3 THEN $3 ELSE want END
+            "UPDATE chunk SET refs = refs + 1, want = CASE WHEN want < $3 AND coded = 0 THEN $3 ELSE want END
              WHERE id BETWEEN $1 AND $2 AND doomed = 0 RETURNING id, length,
                  (SELECT COUNT(*) FROM place JOIN benefactor ON benefactor.id = place.benefactor
-                  WHERE place.chunk = chunk.id AND benefactor.lost = 0), want",
+                  WHERE place.chunk = chunk.id AND benefactor.lost = 0), want, coded",
         )
         .bind(signed(first)?)
         .bind(signed(last)?)
@@ -288,20 +290,22 @@ async fn count_chunks_of(tx: &mut Tx<'_>, one: &Work<'_>) -> Result<()> {
         let mut lacking = Vec::new();
         for row in taken {
             let (id, length) = (unsigned(row.try_get(0)?), row.try_get::<i64>(1)?);
-            let (copies, want): (i64, i64) = (row.try_get(2)?, row.try_get(3)?);
+            let (copies, want, coded): (i64, i64, i64) = (row.try_get(2)?, row.try_get(3)?, row.try_get(4)?);
             if lengths.get(&id).map(|length| i64::from(*length)) != Some(length) {
                 return Err(MetaError::Invalid("a chunk of the map has another length than before"));
             }
-            if copies == 0 {
-                return Err(MetaError::Gone);
-            }
-            if copies < want {
-                lacking.push(id);
+            match copies {
+                // The pieces are looked at together with those of the older version.
+                0 if coded > 0 => pieces_needed.push(id),
+                0 => return Err(MetaError::Gone),
+                _ if copies < want => lacking.push(id),
+                _ => {}
             }
         }
         chunks::queue(tx, &lacking, *now).await?;
     }
-    Ok(())
+    pieces_needed.sort_unstable();
+    shards::refuse_lost(tx, &pieces_needed).await
 }
 
 /// Refuses chunks in use without any copy. These are queued for repair, so few rows are read.
@@ -309,6 +313,7 @@ async fn refuse_lost(tx: &mut Tx<'_>, chunks: &[ChunkId]) -> Result<()> {
     for ranges in reference_counts::runs(chunks).chunks(RANGES) {
         let text = format!(
             "{} SELECT repair.chunk FROM part CROSS JOIN repair WHERE repair.chunk BETWEEN part.low AND part.high
+                 AND EXISTS (SELECT 1 FROM chunk WHERE chunk.id = repair.chunk AND chunk.coded = 0)
                  AND NOT EXISTS (SELECT 1 FROM place JOIN benefactor ON benefactor.id = place.benefactor
                      WHERE place.chunk = repair.chunk AND benefactor.lost = 0) LIMIT 1",
             ranges_as_part(1, ranges.len())

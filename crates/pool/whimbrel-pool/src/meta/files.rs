@@ -172,13 +172,25 @@ pub(crate) async fn make_in(tx: &mut Tx<'_>, make: &NewNode, now: i64) -> Result
 }
 
 /// Updates the times of a folder after a change in it.
-async fn touch(tx: &mut Tx<'_>, folder: NodeId, now: i64) -> Result<()> {
+pub(super) async fn touch(tx: &mut Tx<'_>, folder: NodeId, now: i64) -> Result<()> {
     query("UPDATE node SET modified = $2, changed = $2 WHERE id = $1")
         .bind(signed(folder)?)
         .bind(now * 1_000_000)
         .execute(&mut *tx)
         .await?;
     Ok(())
+}
+
+/// Gives a node another folder and name, which must be free.
+pub(super) async fn move_to(tx: &mut Tx<'_>, node: NodeId, to: (NodeId, &str), now: i64) -> Result<()> {
+    query("UPDATE node SET parent = $2, name = $3, changed = $4 WHERE id = $1")
+        .bind(signed(node)?)
+        .bind(signed(to.0)?)
+        .bind(to.1)
+        .bind(now * 1_000_000)
+        .execute(&mut *tx)
+        .await?;
+    touch(tx, to.0, now).await
 }
 
 async fn is_empty(tx: &mut Tx<'_>, folder: NodeId) -> Result<bool> {
@@ -189,7 +201,7 @@ async fn is_empty(tx: &mut Tx<'_>, folder: NodeId) -> Result<bool> {
     Ok(row.is_none())
 }
 
-async fn delete(tx: &mut Tx<'_>, id: NodeId) -> Result<()> {
+pub(super) async fn delete(tx: &mut Tx<'_>, id: NodeId) -> Result<()> {
     query("DELETE FROM node WHERE id = $1").bind(signed(id)?).execute(&mut *tx).await?;
     Ok(())
 }
@@ -287,15 +299,8 @@ impl Meta {
             }
             delete(&mut tx, old.id).await?;
         }
-        query("UPDATE node SET parent = $2, name = $3, changed = $4 WHERE id = $1")
-            .bind(signed(node.id)?)
-            .bind(signed(to.0)?)
-            .bind(to.1)
-            .bind(now * 1_000_000)
-            .execute(&mut tx)
-            .await?;
+        move_to(&mut tx, node.id, to, now).await?;
         touch(&mut tx, from.0, now).await?;
-        touch(&mut tx, to.0, now).await?;
         self.finish(tx).await
     }
 

@@ -3,6 +3,7 @@
 use super::{
     database::{Meta, unsigned},
     driver::query,
+    shards::LACKS_PIECE,
 };
 use crate::{
     meta::{MetaError, Result},
@@ -28,6 +29,22 @@ impl SharedNumber {
     }
 }
 
+/// Chunks in use of which a benefactor has the last copy, without pieces and chunks that all their pieces
+/// give.
+const LAST_COPIES: &str = "SELECT COUNT(*) FROM place JOIN chunk ON chunk.id = place.chunk
+     WHERE place.benefactor = $1 AND chunk.refs > 0 AND (chunk.coded = 0 OR (chunk.coded > 0 AND {LACKS_PIECE}))
+     AND NOT EXISTS (SELECT 1 FROM place other JOIN benefactor ON benefactor.id = other.benefactor
+         WHERE other.chunk = chunk.id AND other.benefactor <> $1 AND benefactor.lost = 0)";
+
+/// Chunks without a copy that have too few pieces without those of a benefactor.
+const LAST_PIECES: &str = "SELECT COUNT(*) FROM chunk WHERE coded > 0
+     AND id IN (SELECT piece.chunk FROM place JOIN piece ON piece.piece = place.chunk WHERE place.benefactor = $1)
+     AND NOT EXISTS (SELECT 1 FROM place copy JOIN benefactor holder ON holder.id = copy.benefactor
+         WHERE copy.chunk = chunk.id AND copy.benefactor <> $1 AND holder.lost = 0)
+     AND (coded & 255) < (SELECT COUNT(*) FROM piece WHERE piece.chunk = chunk.id AND NOT EXISTS
+         (SELECT 1 FROM place held JOIN benefactor holder ON holder.id = held.benefactor
+          WHERE held.chunk = piece.piece AND held.benefactor <> $1 AND holder.lost = 0))";
+
 impl Meta {
     /// Removes a benefactor with its copies, which are made again of others. Refused if a chunk in use has no
     /// other copy, unless `force` is set. An expelled key is never admitted again.
@@ -49,11 +66,9 @@ impl Meta {
             // No commit begins to rely on its copies meanwhile.
             let lock = format!("SELECT id FROM benefactor WHERE id = $1{}", tx.row_lock());
             query(lock).bind(id).fetch_optional(&mut tx).await?;
-            let text = "SELECT COUNT(*) FROM place JOIN chunk ON chunk.id = place.chunk
-                 WHERE place.benefactor = $1 AND chunk.refs > 0 AND NOT EXISTS
-                     (SELECT 1 FROM place other JOIN benefactor ON benefactor.id = other.benefactor
-                      WHERE other.chunk = chunk.id AND other.benefactor <> $1 AND benefactor.lost = 0)";
-            removed.lost = unsigned(query(text).bind(id).fetch_one(&mut tx).await?.try_get(0)?);
+            for text in [LAST_COPIES.replace("{LACKS_PIECE}", LACKS_PIECE), LAST_PIECES.to_owned()] {
+                removed.lost += unsigned(query(text).bind(id).fetch_one(&mut tx).await?.try_get(0)?);
+            }
             if removed.lost > 0 && !force {
                 return Err(MetaError::LastCopies { chunks: removed.lost });
             }
@@ -99,7 +114,7 @@ impl Meta {
         after: ChunkId,
         most: u32,
     ) -> Result<Vec<(ChunkId, u8, Vec<BenefactorId>)>> {
-        let text = "SELECT id, want FROM chunk WHERE id > $1 AND refs > 0 ORDER BY id LIMIT $2";
+        let text = "SELECT id, want FROM chunk WHERE id > $1 AND refs > 0 AND coded = 0 ORDER BY id LIMIT $2";
         let after = i64::try_from(after).unwrap_or(i64::MAX);
         let rows = query(text).bind(after).bind(i64::from(most)).fetch_all(&self.read).await?;
         let mut chunks = Vec::with_capacity(rows.len());

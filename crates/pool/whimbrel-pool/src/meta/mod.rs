@@ -14,6 +14,9 @@ mod driver;
 mod files;
 mod garbage;
 mod group_commit;
+#[cfg(test)]
+mod group_tests;
+mod groups;
 mod leader_lock;
 mod member_changes;
 mod members;
@@ -22,6 +25,9 @@ mod quarantine;
 mod reference_counts;
 mod retention;
 mod schema;
+#[cfg(test)]
+mod shard_tests;
+mod shards;
 mod surplus;
 #[cfg(test)]
 mod tests;
@@ -32,8 +38,10 @@ pub(crate) use backup::{RowLoader, SnapshotPart};
 pub(crate) use database::Meta;
 pub(crate) use driver::Value;
 pub(crate) use garbage::{ChunkStatus, GcDecision, Quarantine, decide};
+pub(crate) use groups::GroupRow;
 pub(crate) use leader_lock::LeaderLock;
 pub(crate) use member_changes::SharedNumber;
+pub(crate) use shards::{ChunkToCode, LostPiece, NewPiece};
 use whimbrel_core::Digest;
 use whimbrel_wire::PublicKey;
 
@@ -82,6 +90,14 @@ pub enum MetaError {
         number: u32,
         /// Holders of its pins.
         by: String,
+    },
+    /// A group lacks files of its ranks.
+    #[error("the group has {found} of {expected} files; commit it when all ranks have closed theirs")]
+    Incomplete {
+        /// Files that it has.
+        found: u64,
+        /// Files that it must have.
+        expected: u64,
     },
     /// A benefactor that would be removed has the last copies of chunks in use.
     #[error("it has the only copy of {chunks} chunks in use; wait for repair, or lose them with `--force`")]
@@ -142,6 +158,8 @@ pub(crate) struct UnderReplicated {
     pub(crate) want: u8,
     pub(crate) used: bool,
     pub(crate) places: Vec<BenefactorId>,
+    /// Places of the other pieces, if it is a piece of a chunk.
+    pub(crate) apart_from: Vec<BenefactorId>,
     /// Time at which it was queued or tried; it changes if the chunk is queued again.
     pub(crate) since: i64,
 }

@@ -7,8 +7,11 @@
 //! `copies` the required copies of each of its chunks. Chunks are numbered in order of arrival, which keeps
 //! maps short and related rows together. `committed` records the commits of sessions and outlives both
 //! session and version for a while. A `doomed` chunk is being collected: it cannot be reused, only written
-//! again. `benefactor.labels` is JSON, `expelled` has the keys that are never admitted again. `held` has
-//! the pins of holders; `version.pinned` is the pin that a user sets.
+//! again. `chunk.coded` is positive for a chunk that is kept in pieces (the counts of its pieces), -1 for a
+//! piece, which is a chunk too and of which `piece` tells the chunk it belongs to; `version.coded` tells
+//! that all chunks of a version were looked at for that. `benefactor.labels` is JSON, `expelled` has the
+//! keys that are never admitted again. `held` has the pins of holders; `step_group` has the folders of
+//! groups; `version.pinned` is the pin that a user sets.
 
 /// Statements that create the tables for SQLite or PostgreSQL.
 pub(super) fn statements(postgres: bool) -> Vec<String> {
@@ -28,6 +31,15 @@ pub(super) const LATER: &[&str] = &[
     "ALTER TABLE benefactor ADD COLUMN labels TEXT",
     "CREATE INDEX committed_at ON committed (at)",
     "CREATE INDEX repair_since ON repair (since)",
+    "ALTER TABLE chunk ADD COLUMN coded BIGINT NOT NULL DEFAULT 0",
+    "ALTER TABLE version ADD COLUMN coded BIGINT NOT NULL DEFAULT 0",
+    "ALTER TABLE node ADD COLUMN coding TEXT",
+    "CREATE TABLE piece (chunk BIGINT NOT NULL, number BIGINT NOT NULL, piece BIGINT NOT NULL,
+        PRIMARY KEY (chunk, number))",
+    "CREATE INDEX piece_chunk ON piece (piece)",
+    "CREATE TABLE step_group (node BIGINT NOT NULL PRIMARY KEY, files BIGINT NOT NULL, job TEXT NOT NULL,
+        started BIGINT NOT NULL, committed BIGINT NOT NULL)",
+    "CREATE INDEX chunk_coded ON chunk (freed) WHERE coded > 0 AND refs = 0",
 ];
 
 const TABLES: &[&str] = &[

@@ -2,11 +2,14 @@
 //!
 //! A copy above the required number is no longer counted if as many others are at benefactors that report
 //! and stay, and no nearer to each other without it. It then becomes garbage like any uncounted copy.
+//! A chunk that is kept in pieces requires no copies; its copies go once all its pieces are there.
+//!
 //! Without this, a host that is switched off every night would add a copy of all its chunks every day.
 
 use super::{
     database::{Meta, signed, unsigned},
     driver::query,
+    shards::LACKS_PIECE,
 };
 use crate::{
     domains::Domains,
@@ -27,13 +30,14 @@ impl Meta {
         domains: &Domains,
     ) -> Result<u64> {
         // Most inventories find none, so the writer is not kept from its work for it.
-        let found = query(
+        let found = query(format!(
             "SELECT chunk.id FROM chunk CROSS JOIN place
              WHERE place.chunk = chunk.id AND place.benefactor = $1 AND chunk.digest >= $2 AND chunk.digest <= $3
                  AND chunk.refs > 0
                  AND chunk.want < (SELECT COUNT(*) FROM place other WHERE other.chunk = chunk.id)
-             LIMIT $4",
-        )
+                 AND NOT {LACKS_PIECE}
+             LIMIT $4"
+        ))
         .bind(i64::from(benefactor))
         .bind(inventory.from.to_vec())
         .bind(inventory.to.to_vec())
@@ -47,7 +51,9 @@ impl Meta {
         for row in found {
             let chunk = signed(unsigned(row.try_get(0)?))?;
             // Locks the row: two benefactors must not give up the same surplus.
-            let locked = query("UPDATE chunk SET want = want WHERE id = $1 RETURNING want").bind(chunk);
+            let lock =
+                format!("UPDATE chunk SET want = want WHERE id = $1 AND NOT {LACKS_PIECE} RETURNING want");
+            let locked = query(lock).bind(chunk);
             let Some(locked) = locked.fetch_optional(&mut tx).await? else { continue };
             let want = usize::try_from(locked.try_get::<i64>(0)?).unwrap_or(usize::MAX);
             let others = query(

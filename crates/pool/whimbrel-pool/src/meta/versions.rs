@@ -79,8 +79,8 @@ impl Meta {
             "SELECT COUNT(*) FROM node WHERE folder = 0",
             "SELECT COUNT(*) FROM version",
             "SELECT CAST(COALESCE(SUM(size), 0) AS BIGINT) FROM version",
-            "SELECT CAST(COALESCE(SUM(length), 0) AS BIGINT) FROM chunk WHERE refs > 0",
-            "SELECT COUNT(*) FROM chunk WHERE refs > 0",
+            "SELECT CAST(COALESCE(SUM(length), 0) AS BIGINT) FROM chunk WHERE refs > 0 AND coded >= 0",
+            "SELECT COUNT(*) FROM chunk WHERE refs > 0 AND coded >= 0",
             "SELECT COUNT(*) FROM repair",
             "SELECT COUNT(DISTINCT session) FROM reservation",
             "SELECT COUNT(*) FROM version WHERE pinned <> 0 OR id IN (SELECT version FROM held)",
@@ -113,7 +113,9 @@ pub(crate) async fn raise_copies(tx: &mut Tx<'_>, node: NodeId, copies: u8, now:
     for map in maps(tx, node).await? {
         for (first, last) in reference_counts::runs(&reference_counts::numbers(&pieces_of(&map)?)) {
             let raised =
-                query("UPDATE chunk SET want = $3 WHERE id BETWEEN $1 AND $2 AND want < $3 RETURNING id")
+                query(
+                    "UPDATE chunk SET want = $3 WHERE id BETWEEN $1 AND $2 AND want < $3 AND coded = 0 RETURNING id",
+                )
                     .bind(signed(first)?)
                     .bind(signed(last)?)
                     .bind(i64::from(copies))

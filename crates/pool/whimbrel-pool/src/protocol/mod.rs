@@ -5,19 +5,24 @@
 
 mod administration;
 mod call_names;
+mod groups;
 mod lists;
+mod shards;
 
 pub use administration::{
     BackupPiece, BackupReport, MemberDetails, MemberLabels, MemberReport, RemovedMember,
 };
 pub use call_names::call_name;
+pub use groups::{GroupInfo, NewGroup};
 pub(crate) use lists::next_digest;
 pub use lists::{
     LocatedChunk, WrittenChunk, get_aged, get_bits, get_digests, get_located, get_numbers, get_written,
     put_aged, put_bits, put_digests, put_located, put_numbers, put_written,
 };
 
-use crate::{backup::BackupName, policy::Policy};
+pub use shards::{CodedChunk, CodedPiece, CodingOrder, MadePiece, RebuildOrder};
+
+use crate::{backup::BackupName, erasure::Coding, policy::Policy};
 use serde::{Deserialize, Serialize};
 use whimbrel_core::Digest;
 use whimbrel_wire::{Call, Code, Protocol, PublicKey, Version, range};
@@ -83,6 +88,8 @@ pub mod code {
     pub const PINNED: Code = Code(0x40b);
     /// A benefactor that would be removed has the last copy of a chunk.
     pub const LAST_COPY: Code = Code(0x40c);
+    /// A group lacks files.
+    pub const INCOMPLETE: Code = Code(0x40d);
 }
 
 /// Number of a benefactor in maps, assigned by the manager.
@@ -510,6 +517,25 @@ call!(/// Admin to manager: sets the labels of the benefactor with this name.
 call!(/// Reads the labels of benefactors, and what concerns all of them.
     ListMembers = 0x2c, () => MemberReport);
 
+call!(/// Reads the coding set on a file or folder, and the one that applies to it.
+    GetCoding = 0x2d, NodeId => (Option<Coding>, Option<Coding>));
+call!(/// Sets the coding of a file or folder; none inherits it.
+    SetCoding = 0x2e, (NodeId, Option<Coding>) => ());
+call!(/// Finds the pieces of chunks. Payload: numbers, at most [`MAX_BATCH`]; answer: as for [`Locate`], and
+    /// postcard of the [`CodedChunk`]s among them.
+    LocatePieces = 0x2f, () => Vec<BenefactorAddress>);
+
+call!(/// Begins a group `(folder, name)`; the answer is the hidden folder into which its files are written.
+    BeginGroup = 0x30, (NodeId, String, NewGroup) => Node);
+call!(/// Commits a group: all its files are visible from then on. Repetition changes nothing.
+    CommitGroup = 0x31, (NodeId, String) => Node);
+call!(/// Removes an open group with its files.
+    AbandonGroup = 0x32, (NodeId, String) => ());
+call!(/// Lists the groups in a folder, those that were begun first come first. Payload: postcard of [`GroupInfo`]s.
+    ListGroups = 0x33, NodeId => ());
+call!(/// Removes all groups of a job; answer: how many went, and how many stay because of pins.
+    EndJob = 0x34, String => (u64, u64));
+
 call!(/// Client to benefactor: stores chunks. Header: digest and frame length of each; payload: frames.
     PutChunks = 0x40, Vec<(Digest, u32)> => ());
 call!(/// Reads the frame of a chunk.
@@ -525,6 +551,12 @@ call!(/// Manager to benefactor: requests a heartbeat now. The answer is the [`a
 call!(/// Reads the frames of several chunks. Payload: digests, at most [`MAX_BATCH`]; answer: lengths and frames of
     /// the first of them, at least one, as many as fit into an answer and can be read.
     GetChunks = 0x47, () => Vec<u32>);
+
+call!(/// Manager to benefactor: cuts chunks into pieces and stores these. Payload: digests, at most [`MAX_BATCH`];
+    /// answer: the pieces of each chunk, none for a chunk that failed.
+    CodeChunks = 0x48, CodingOrder => Vec<Vec<MadePiece>>);
+call!(/// Manager to benefactor: makes a lost piece again and stores it.
+    RebuildPiece = 0x49, RebuildOrder => ());
 
 call!(/// Manager to benefactor: stores the next piece of a backup, which is the payload.
     PutBackup = 0x45, BackupPiece => ());

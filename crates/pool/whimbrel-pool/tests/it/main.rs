@@ -3,7 +3,9 @@
 mod admission;
 mod backups;
 mod common;
+mod erasure;
 mod faults;
+mod groups;
 mod members;
 mod messages;
 mod mount;
