@@ -27,6 +27,7 @@ mod postcopy;
 mod protect;
 mod protect_work;
 mod refusals;
+mod report;
 mod safe;
 mod schedule;
 mod self_start;
