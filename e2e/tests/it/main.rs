@@ -27,6 +27,7 @@ mod postcopy;
 mod protect;
 mod protect_work;
 mod refusals;
+mod report;
 mod rewind;
 mod safe;
 mod schedule;

@@ -21,7 +21,7 @@ const GROUPS: [(&str, &str); 10] = [
     ("Moving", "migrate evacuate resolve push pull migrations"),
     ("Protection", "protect unprotect failover"),
     ("Store", "gc verify repair encryption cache schedule"),
-    ("Hosts", "trust key token network doctor"),
+    ("Hosts", "trust key token network doctor report"),
     ("Files", "serve mount session"),
     ("Pool", "pool"),
     ("Daemon", "host events mcp"),
@@ -185,7 +185,6 @@ calls! {
     Protect(protect::Args),
     Unprotect(unprotect::Args),
     Failover(failover::Args),
-    #[command(alias = "report")]
     Migrations(migrations::Args),
     Evacuate(evacuate::Args),
     Resolve(resolve::Args),
@@ -220,6 +219,7 @@ calls! {
     Key(key::Args),
     Events(events::Args),
     Mcp(mcp::Args),
+    Report(report::Args),
     Serve(serve::Args),
     #[command(hide = true)]
     DialStdio(dial_stdio::Args),

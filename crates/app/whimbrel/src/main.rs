@@ -24,6 +24,7 @@ mod operation;
 mod output;
 mod progress;
 mod protection_text;
+mod report;
 mod result_text;
 mod round_text;
 mod session_dirs;

@@ -23,7 +23,7 @@ Examples:
 pub(crate) struct Args {
     /// Id of a migration, or name of a machine [default: a table of all]
     #[arg(value_name = "ID|NAME")]
-    migration: Option<String>,
+    pub(crate) migration: Option<String>,
 }
 
 impl Args {

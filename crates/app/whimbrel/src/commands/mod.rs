@@ -31,6 +31,7 @@ pub(crate) mod pool;
 pub(crate) mod promote;
 pub(crate) mod protect;
 pub(crate) mod push;
+pub(crate) mod report;
 pub(crate) mod resolve;
 pub(crate) mod resume;
 pub(crate) mod run;
