@@ -233,6 +233,26 @@ const SESSION: &[Experiment] = &[
         about: "wrong bytes of fio, random operations, git and a compiler on a mount",
         run: session::posix,
     },
+    Experiment {
+        rows: &["session.two.writers"],
+        about: "change a file at one client until another sees it, over a link of 32 ms",
+        run: session::two_writers,
+    },
+    Experiment {
+        rows: &["session.alone.asks"],
+        about: "build a C library on a warm mount, and count what is asked of the server",
+        run: session::alone_asks,
+    },
+    Experiment {
+        rows: &["session.fsx"],
+        about: "compare random operations on a mount with a model, while links are cut",
+        run: session::fsx,
+    },
+    Experiment {
+        rows: &["session.pjdfstest"],
+        about: "run the public suite pjdfstest on a mount of root",
+        run: session::pjdfstest,
+    },
 ];
 
 /// Mounted directories beside other programs, and clones of machines.

@@ -78,7 +78,7 @@ pub(super) fn make(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-fn clean(dir: &Path) -> Result<()> {
+pub(super) fn clean(dir: &Path) -> Result<()> {
     let cleaned = Command::new("find")
         .arg(dir)
         .args(["-name", "*.o", "-delete", "-o", "-name", "lib.a", "-delete"])

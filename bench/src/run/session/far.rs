@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use tokio::runtime::Runtime;
 use whimbrel_fuse::{MountOptions, Mounted};
 use whimbrel_session::{
-    client::{Connector, FuseOperations, Policy, Session, SessionError, SessionOptions},
+    client::{Connector, FuseOperations, IdMap, Policy, Session, SessionError, SessionOptions},
     server::{Export, Limits, Server},
 };
 use whimbrel_testkit::lab::{LinkConfig, LinkEmulator, Namespace};
@@ -97,8 +97,13 @@ fn runtime_in(namespace: &Namespace) -> Result<Runtime> {
 
 impl Far {
     pub(super) fn new(mbit: u64, fill: impl FnOnce(&Path) -> Result<()>) -> Result<Self> {
+        Self::with(Limits::default(), mbit, fill)
+    }
+
+    /// A server within these limits.
+    pub(super) fn with(limits: Limits, mbit: u64, fill: impl FnOnce(&Path) -> Result<()>) -> Result<Self> {
         let dir = scratch("session")?;
-        for name in ["server", "mount", "keys"] {
+        for name in ["server", "mount", "second", "keys"] {
             fs::create_dir(dir.path().join(name))?;
         }
         fill(&dir.path().join("server"))?;
@@ -118,7 +123,7 @@ impl Far {
             read: None,
             write: None,
         })?;
-        let server = Server::new(vec![Export::new(&dir.path().join("server"))?], false, Limits::default());
+        let server = Server::new(vec![Export::new(&dir.path().join("server"))?], false, limits);
         let endpoint = Endpoint::new("state".parse()?, server);
         let key = theirs.public_key();
         let listener = far.block_on(far.spawn(tokio::net::TcpListener::bind((SERVER, 0))))??;
@@ -146,20 +151,32 @@ impl Far {
     }
 
     pub(super) fn mount(&self, cache: &str, policy: Policy) -> Result<Near> {
-        self.mount_with(cache, 2 << 30, policy)
+        self.mount_with(cache, "mount", |options| options.settings.policy = policy)
+    }
+
+    /// Another mount at the same time.
+    pub(super) fn mount_second(&self, cache: &str, policy: Policy) -> Result<Near> {
+        self.mount_with(cache, "second", |options| options.settings.policy = policy)
+    }
+
+    /// A mount of root, for all users of this host and with all that POSIX has.
+    pub(super) fn mount_for_root(&self, cache: &str) -> Result<Near> {
+        self.mount_with(cache, "mount", |options| {
+            (options.id_map, options.xattrs) = (IdMap::Same, true);
+        })
     }
 
     /// A mount that keeps nothing on this side, as `whimbrel mount --cache-size 0`.
     pub(super) fn mount_without_cache(&self) -> Result<Near> {
-        self.mount_with("no-cache", 0, Policy::Through)
+        self.mount_with("no-cache", "mount", |options| options.capacity = 0)
     }
 
-    fn mount_with(&self, cache: &str, capacity: u64, policy: Policy) -> Result<Near> {
+    fn mount_with(&self, cache: &str, place: &str, change: impl FnOnce(&mut SessionOptions)) -> Result<Near> {
         let directory = self.dir.path().join("server").canonicalize()?.into_os_string().into_encoded_bytes();
         let mut options = SessionOptions::new(directory, self.dir.path().join(cache));
-        options.capacity = capacity;
-        options.settings.policy = policy;
+        options.capacity = 2 << 30;
         options.settings.fresh = None;
+        change(&mut options);
         // The last session's threads hold the cache until they have noticed that it is over.
         let deadline = Instant::now() + Duration::from_secs(30);
         let session = loop {
@@ -171,9 +188,12 @@ impl Far {
                 begun => break begun?,
             }
         };
-        let path = self.dir.path().join("mount");
-        let mounted =
-            Mounted::new(FuseOperations::new(&session), &path, &MountOptions::new("bench", "whimbrel"))?;
+        let path = self.dir.path().join(place);
+        let mut kernel = MountOptions::new("bench", "whimbrel");
+        kernel.allow_others = options.id_map == IdMap::Same;
+        (kernel.access_lists, kernel.devices) = (options.xattrs, options.xattrs);
+        kernel.locks = session.has_locks();
+        let mounted = Mounted::new(FuseOperations::new(&session), &path, &kernel)?;
         if let Some(notifier) = mounted.notifier() {
             session.mounted(notifier);
         }

@@ -379,9 +379,9 @@ impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
             }
         };
         if sleep {
-            // It may take for ever.
+            // The wait may take for ever.
             let files = self.files.clone();
-            return self.waiting.run(move || set(&*files));
+            return self.waiting.run(move || set(&files));
         }
         self.answer(Question::Other, set);
     }

@@ -255,8 +255,9 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::ENOSYS)
     }
 
-    /// Sets or removes a lock of an owner. With `wait` it waits until nobody has another in the way; otherwise
-    /// it fails with `EAGAIN`. It belongs to the owner and not to the handle, which is the one it was set by.
+    /// Sets or removes a lock of an owner. With `wait` it waits until nobody has another in the way;
+    /// otherwise it fails with `EAGAIN`. A lock belongs to the owner and not to the handle, by which it is
+    /// set.
     fn setlk(
         &self,
         caller: Caller,

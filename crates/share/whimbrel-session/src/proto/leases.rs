@@ -33,7 +33,7 @@ pub struct Standing {
 /// News of the leases of a session.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Watched {
-    /// Current state.
+    /// State of the leases as the server has it.
     pub standing: Standing,
     /// Milliseconds for which the leases last from the moment that the request was sent.
     pub term: u32,

@@ -26,7 +26,7 @@ pub(super) struct FileHandle {
 /// What happened to files of this host.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum OutsideEvent {
-    /// These files were changed by a process: a file, and the directory if names in it changed.
+    /// A process has changed these files: a file, and the directory if names in it changed.
     Changed(i32, Vec<FileHandle>),
     /// Nobody knows what happened.
     Lost,

@@ -83,7 +83,7 @@ fn a_holder_that_lives_and_keeps_a_recalled_lease_loses_it_after_the_term() {
         table.renew(slow, now).unwrap();
     }
     assert_eq!(table.before_change(Some(writer), &[file(1)], now), Turn::Free);
-    // It is told of changes from then on, and nobody waits for it.
+    // From then on the session is told of changes, and nobody waits for it.
     grant(&mut table, slow, &[file(2)], now);
     assert_eq!(table.before_change(Some(writer), &[file(2)], now), Turn::Free);
     assert_eq!(table.news(slow, now).unwrap().recalled, [file(2)]);
@@ -174,7 +174,7 @@ struct Client {
 }
 
 impl Client {
-    fn hear(&mut self, table: &mut LeaseTable, sent: Instant) {
+    fn renew(&mut self, table: &mut LeaseTable, sent: Instant) {
         table.renew(self.id, sent).unwrap();
         let news = table.news(self.id, sent).unwrap();
         if news.standing.generation != self.generation {
@@ -203,7 +203,7 @@ fn no_client_trusts_an_old_version_after_a_change_was_let_through() {
                 let id = table.join(now);
                 let (trusted, owed) = (HashMap::new(), HashSet::new());
                 let mut client = Client { id, generation: 0, valid_until: now, trusted, owed };
-                client.hear(&mut table, now);
+                client.renew(&mut table, now);
                 client
             })
             .collect();
@@ -217,7 +217,7 @@ fn no_client_trusts_an_old_version_after_a_change_was_let_through() {
                     // News of what the grant has displaced arrive, unless the client is silent.
                     for client in &mut clients {
                         if now < client.valid_until {
-                            client.hear(&mut table, now);
+                            client.renew(&mut table, now);
                         }
                     }
                     let client = &mut clients[at];
@@ -225,7 +225,7 @@ fn no_client_trusts_an_old_version_after_a_change_was_let_through() {
                         client.trusted.insert(number, versions[&number]);
                     }
                 }
-                2 => clients[at].hear(&mut table, now),
+                2 => clients[at].renew(&mut table, now),
                 3 => {
                     let client = &mut clients[at];
                     let owed: Vec<_> = client.owed.drain().map(file).collect();

@@ -1,4 +1,5 @@
-//! Lease table: who may answer what itself, and who has to be told of a change. Pure: the time is a parameter.
+//! Lease table: who may answer what itself, and who has to be told of a change. Pure: the time is a
+//! parameter.
 //!
 //! A lease of a file covers its attributes and content, one of a directory its attributes and names. Any
 //! number of sessions may share a lease; an exclusive one is for a session that has changed the file and not
@@ -48,7 +49,7 @@ impl Lease {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Which {
     All,
-    /// Those of sessions that have changes which they have not sent.
+    /// Leases of sessions that have changes which they have not sent.
     Exclusive,
 }
 
@@ -284,7 +285,7 @@ impl LeaseTable {
         turn
     }
 
-    /// These files were changed: whoever got a lease meanwhile is recalled.
+    /// Records that files were changed: whoever got a lease meanwhile is recalled.
     pub(super) fn changed(&mut self, by: Option<HolderId>, files: &[Ident], now: Instant) {
         for file in files {
             self.log.add(*file, by);

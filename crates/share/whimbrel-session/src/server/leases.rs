@@ -207,7 +207,7 @@ impl Leases {
     fn note(&self, covered: Result<bool, Errno>) -> bool {
         match covered {
             Ok(new) => new,
-            // It is gone: the answer will not have it.
+            // The file is gone: the answer will not have it.
             Err(Errno::NOENT | Errno::STALE) => false,
             Err(errno) => {
                 self.uncover(errno);

@@ -1,8 +1,9 @@
 //! Locks of clients: the kernel holds them, for a descriptor of this process for each owner.
 //!
 //! So they exclude the locks of other clients, of other servers and of programs on this host (open file
-//! description locks and those of processes, fcntl(2)). They belong to a client and not to a session: one that
-//! comes back within the term of its leases finds them as it left them. After the term they are released.
+//! description locks and those of processes, fcntl(2)). They belong to a client and not to a session: one
+//! that comes back within the term of its leases finds them as it left them. After the term they are
+//! released.
 
 use super::{exports::ExportAccess, refuse, sessions::ServedSession};
 use crate::proto::{ClientId, Ident, Lock, LockAction, Locked};

@@ -76,7 +76,7 @@ pub(super) struct ServedSession {
     pub(super) files: OpenFiles,
     pub(super) listings: Listings,
     pub(super) leases: Arc<Leases>,
-    /// Its number among those that have leases; none for a client of an older version.
+    /// Number among the sessions that have leases; none for a client of an older version.
     pub(super) holder: Option<HolderId>,
     used: Mutex<Instant>,
     /// Whether the session is over; read-locked during every change.
@@ -184,7 +184,9 @@ impl Sessions {
         living.retain(|session| session.idle() < limits.idle);
         if living.len() >= limits.sessions.max(1) {
             let longest = (0..living.len()).max_by_key(|at| living[*at].idle());
-            longest.map(|at| living.swap_remove(at).leave());
+            if let Some(at) = longest {
+                living.swap_remove(at).leave();
+            }
         }
         let session = Arc::new(session);
         living.push(session.clone());

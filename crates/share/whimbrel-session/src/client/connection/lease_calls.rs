@@ -26,7 +26,7 @@ impl ServerConnection {
     pub(in crate::client) fn connected(&self) -> impl Future<Output = ()> + use<> {
         let mut up = self.subscribe();
         async move {
-            // It fails if the session is over.
+            // A failure means that the session is over.
             let _ = up.wait_for(Option::is_some).await;
         }
     }

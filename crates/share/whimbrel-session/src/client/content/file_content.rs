@@ -164,8 +164,8 @@ impl Core {
         Ok(out)
     }
 
-    /// Content is read without a question for as long as it is leased. A file that was replaced stays readable
-    /// for who has it open.
+    /// Content is read without a question for as long as it is leased. A file that was replaced stays
+    /// readable for who has it open.
     fn revalidate_leased(&self, id: u64) {
         let recalled = self.inodes().get(id).is_some_and(|node| node.recalled);
         if recalled || self.reliance() == Reliance::Nothing {

@@ -26,7 +26,7 @@ const OLD_SERVER_PAUSE: Duration = Duration::from_secs(5);
 /// Files and directories with unsent changes.
 #[derive(Default)]
 pub(super) struct Claims {
-    /// Those that the server was told of, or will be next.
+    /// All that the server was told of, or will be next.
     pub(super) known: HashSet<Ident>,
     pub(super) untold: HashSet<Ident>,
 }
@@ -50,7 +50,7 @@ impl Core {
             self.leases_renewed(session, sent, &watched);
         }
         let me = self.me.clone();
-        self.connection.runtime().spawn(keep(me.clone()));
+        self.connection.runtime().spawn(renew_leases(me.clone()));
         self.connection.runtime().spawn(super::recalls::keep_claims(me));
     }
 
@@ -90,7 +90,7 @@ impl Core {
 }
 
 /// Renews the leases, again and again, until the session ends.
-async fn keep(core: Weak<Core>) {
+async fn renew_leases(core: Weak<Core>) {
     loop {
         let Some(now) = core.upgrade().filter(|core| !core.writeback.is_stopped()) else { return };
         let session = now.connection.session_number();

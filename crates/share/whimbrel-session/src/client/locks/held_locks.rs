@@ -1,5 +1,5 @@
-//! Locks that programs of this mount have, so that they can be asked for again after the server has lost them.
-//! Pure.
+//! Locks that programs of this mount have, so that they can be asked for again after the server has lost
+//! them. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use whimbrel_fuse::{FileLock, LockKind};

@@ -1,5 +1,5 @@
-//! Whether a thread that waits for a lock was interrupted. The FUSE library does not pass the kernel's word of
-//! that on, so the signals of the thread are looked at (proc_pid_status(5)).
+//! Pending signals of a thread that waits for a lock. The FUSE library does not pass on that the kernel has
+//! interrupted a request, so the signals of the thread are looked at (proc_pid_status(5)).
 
 use std::fs;
 

@@ -177,8 +177,8 @@ impl InodeTable {
         entries.into_iter().flatten().filter(move |(_, id)| known(id)).map(|(name, _)| name.clone())
     }
 
-    /// There are no leases of what was asked for before this moment. Returns the directories in use whose names
-    /// were known.
+    /// There are no leases of what was asked for before this moment. Returns the directories in use whose
+    /// names were known.
     pub(in crate::client) fn all_recalled(&mut self, moment: Instant) -> Vec<u64> {
         self.recalls.all_recalled(moment);
         let mut listed = Vec::new();
@@ -329,8 +329,8 @@ impl InodeTable {
         node.local || dir.listed_at.is_some_and(|seen| seen.elapsed() < ttl)
     }
 
-    /// The inode of a file that the server reported when it was asked at this moment, and whether it was known
-    /// before.
+    /// The inode of a file that the server reported when it was asked at this moment, and whether it was
+    /// known before.
     pub(in crate::client) fn adopt(
         &mut self,
         parent: u64,
