@@ -123,10 +123,11 @@ fn what_a_paused_qemu_has_not_read_reaches_its_guest_on_another_host() {
 fn late_frames_of_another_host_reach_a_guest_with_offloads() {
     let namespace = bridged();
     let (a, mut qemu_a) = with_offloads(&namespace, "tapa", PortFilter::Off);
-    let late: Vec<Vec<u8>> = (0..50).map(|nth| frame(2, nth)).collect();
+    // Many more than the device of QEMU has room for.
+    let late: Vec<Vec<u8>> = (0..5_000).map(|nth| frame(2, nth)).collect();
     a.add_late_frames(late.iter().map(AsRef::as_ref));
     a.deliver_late_frames();
-    (0..50).for_each(|nth| assert_eq!(number(&qemu_a.receive()), nth));
+    (0..5_000).for_each(|nth| assert_eq!(number(&qemu_a.receive()), nth));
 }
 
 #[test]
