@@ -14,6 +14,7 @@ use crate::{
     tap,
 };
 use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
     fd::{AsFd, BorrowedFd, OwnedFd},
     io::Errno,
     net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, send, socket_with},
@@ -32,6 +33,8 @@ const RETRY: Duration = Duration::from_millis(20);
 const PACKETS_PER_READ: usize = 64;
 /// Most packets that wait in QEMU's device: its queue (`txqueuelen`) has 1,000.
 const UNREAD_MAX: usize = 4096;
+/// Most frames at once that must not be lost: the queue of QEMU's device has four times the room.
+const BURST_MAX: usize = 256;
 
 /// Cause of a lost link.
 #[derive(Debug, Error)]
@@ -54,6 +57,8 @@ pub(super) struct GuestLink {
     state: State,
     /// Tap device as QEMU has it.
     device: Option<File>,
+    /// Frames since its queue was seen empty.
+    burst: usize,
     /// What the guest has sent and nobody has taken.
     pub(super) received: Decoder,
     /// What QEMU is to get.
@@ -99,7 +104,7 @@ impl GuestLink {
     }
 
     fn in_state(state: State, device: Option<File>) -> Self {
-        Self { state, device, received: Decoder::new(), unsent: FrameBuffer::new() }
+        Self { state, device, burst: 0, received: Decoder::new(), unsent: FrameBuffer::new() }
     }
 
     /// Whether its frames have headers of offloads.
@@ -167,6 +172,26 @@ impl GuestLink {
             }
         }
         packets
+    }
+
+    /// Whether QEMU has room for a frame that must not be lost. A stream makes the port wait by itself.
+    pub(super) fn takes_more(&mut self) -> bool {
+        let Some(device) = &self.device else { return true };
+        if self.burst >= BURST_MAX {
+            let mut places = [PollFd::new(device, PollFlags::IN)];
+            let is_empty = poll(&mut places, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(0);
+            if self.unsent.is_pending() || !is_empty {
+                return false;
+            }
+            self.burst = 0;
+        }
+        true
+    }
+
+    /// Adds a frame that must not be lost.
+    pub(super) fn push(&mut self, header: &[u8], frame: &[u8]) {
+        self.burst += 1;
+        self.unsent.push(header, frame);
     }
 
     pub(super) fn connect_if_due(&mut self) {

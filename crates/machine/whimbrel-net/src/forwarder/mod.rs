@@ -42,7 +42,7 @@ use std::{
 use uplink::{Form, NetworkSide};
 use whimbrel_core::lock;
 
-/// Interval of checks of an input replay.
+/// Interval of checks of an input replay, and of room for late frames.
 const REPLAY_INTERVAL: Duration = Duration::from_millis(1);
 /// Large reads in one turn, so that callers do not wait long for the port.
 const READS_PER_TURN: usize = 16;
@@ -407,11 +407,15 @@ impl Forwarder {
             let filled = self.fill_batch();
             self.flush();
             // No event would wake this thread for these frames.
-            let more = self.late_frames.has_next() && self.passes() && self.replay.is_none();
+            let more = self.has_late_frames_to_send() && self.replay.is_none() && self.link.takes_more();
             if self.link.unsent.is_pending() || !more {
                 return if self.link.unsent.is_pending() { Step::Done } else { filled };
             }
         }
+    }
+
+    fn has_late_frames_to_send(&self) -> bool {
+        self.late_frames.has_next() && self.passes()
     }
 
     /// Whether inbound frames are passed to QEMU.
@@ -423,19 +427,19 @@ impl Forwarder {
     fn fill_from_replay(&mut self) -> Step {
         let passes = self.passes();
         let Self { replay: Some(replay), link, form, .. } = self else { return Step::More };
-        while passes && link.unsent.space().is_some() {
+        while passes && link.unsent.space().is_some() && link.takes_more() {
             let Next::Deliver(frame) = replay.next(Instant::now()) else { break };
-            link.unsent.push(form.header(), &frame);
+            link.push(form.header(), &frame);
         }
         if replay.is_active() { Step::Done } else { Step::More }
     }
 
     /// Delivers late frames before new ones.
     fn fill_from_late_frames(&mut self) {
-        while self.passes() && self.link.unsent.space().is_some() {
+        while self.passes() && self.link.unsent.space().is_some() && self.link.takes_more() {
             let Some(frame) = self.late_frames.next() else { return };
             if may_deliver(self.inputs.as_ref(), self.form, &mut self.counters, &frame) {
-                self.link.unsent.push(&[], &frame);
+                self.link.push(&[], &frame);
             }
         }
     }
@@ -446,6 +450,9 @@ impl Forwarder {
         }
         self.fill_from_late_frames();
         let passes = self.passes();
+        if passes && self.late_frames.has_next() {
+            return Step::Done;
+        }
         let Self { link, form, late_frames: strays, inputs, counters, .. } = self;
         let batch = &mut link.unsent;
         let keeps = strays.is_buffering() && self.gates.inbound == Gate::Open;
@@ -495,8 +502,9 @@ impl Forwarder {
             .chain(self.announcing.as_ref().map(|announcing| announcing.at))
             .min();
         let next = next.map(|next| next.saturating_duration_since(Instant::now()));
-        // A replay may continue after any frame of the guest.
-        next.into_iter().chain(self.replay.as_ref().map(|_| REPLAY_INTERVAL)).min()
+        // A replay may continue after any frame of the guest, late frames when QEMU has taken some.
+        let polls = self.replay.is_some() || self.has_late_frames_to_send();
+        next.into_iter().chain(polls.then_some(REPLAY_INTERVAL)).min()
     }
 
     /// Events to wait for, with descriptors that outlive the lock.

@@ -64,6 +64,19 @@ fn a_machine_of_an_earlier_version_goes_on_with_a_tap_device_and_the_way_back_is
 }
 
 #[test]
+fn a_machine_that_has_moved_still_boots_again() {
+    let lab = Lab::new().unwrap();
+    let client = lab.host("client");
+    let mut guest = OffloadGuest::boot(&lab, Link::Tap);
+    guest.reboot();
+    echo(client.connect(OffloadGuest::at(7002), PATIENCE).unwrap(), &bytes(1 << 20));
+    let mut guest = guest.go_on(&lab, Link::Tap).unwrap();
+    echo(client.connect(OffloadGuest::at(7002), PATIENCE).unwrap(), &bytes(1 << 20));
+    guest.reboot();
+    echo(client.connect(OffloadGuest::at(7002), PATIENCE).unwrap(), &bytes(1 << 20));
+}
+
+#[test]
 fn large_segments_that_wait_for_a_paused_guest_leave_for_another_host_as_the_kernel_cuts_them() {
     let namespace = bridged();
     let (a, mut qemu_a) = with_offloads(&namespace, "tapa", PortFilter::Off);
@@ -110,10 +123,11 @@ fn what_a_paused_qemu_has_not_read_reaches_its_guest_on_another_host() {
 fn late_frames_of_another_host_reach_a_guest_with_offloads() {
     let namespace = bridged();
     let (a, mut qemu_a) = with_offloads(&namespace, "tapa", PortFilter::Off);
-    let late: Vec<Vec<u8>> = (0..50).map(|nth| frame(2, nth)).collect();
+    // Many more than the device of QEMU has room for.
+    let late: Vec<Vec<u8>> = (0..5_000).map(|nth| frame(2, nth)).collect();
     a.add_late_frames(late.iter().map(AsRef::as_ref));
     a.deliver_late_frames();
-    (0..50).for_each(|nth| assert_eq!(number(&qemu_a.receive()), nth));
+    (0..5_000).for_each(|nth| assert_eq!(number(&qemu_a.receive()), nth));
 }
 
 #[test]

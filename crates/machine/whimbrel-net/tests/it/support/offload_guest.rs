@@ -87,6 +87,16 @@ impl OffloadGuest {
         Self { port, qemu: Some(qemu), spec, _place: place }
     }
 
+    /// Boots the guest again, by its own wish.
+    pub(crate) fn reboot(&mut self) {
+        let console = UnixStream::connect(self.spec.serial_socket()).unwrap();
+        let mut agent = TestAgent::over(console.try_clone().unwrap(), console);
+        let before = agent.state().unwrap();
+        agent.reboot().unwrap();
+        agent.wait_ready(Duration::from_secs(60)).unwrap();
+        assert_ne!(agent.state().unwrap().nonce, before.nonce);
+    }
+
     pub(crate) fn port(&self) -> &Port {
         &self.port
     }
@@ -102,7 +112,10 @@ impl OffloadGuest {
 }
 
 /// The same guest, whose QEMU's tap is itself in the bridge of `alpha`. Ended with the value.
-pub(crate) struct PeerGuest(Option<Qemu>, TempDir);
+pub(crate) struct PeerGuest {
+    qemu: Option<Qemu>,
+    _place: TempDir,
+}
 
 impl PeerGuest {
     pub(crate) fn boot(lab: &Lab) -> Self {
@@ -118,7 +131,7 @@ impl PeerGuest {
         alpha.wait_forwarding().unwrap();
         qemu.unpause().unwrap();
         wait_ready(&spec);
-        Self(Some(qemu), place)
+        Self { qemu: Some(qemu), _place: place }
     }
 
     pub(crate) fn at(port: u16) -> SocketAddr {
@@ -128,7 +141,7 @@ impl PeerGuest {
 
 impl Drop for PeerGuest {
     fn drop(&mut self) {
-        self.0.take().into_iter().for_each(Qemu::kill);
+        self.qemu.take().into_iter().for_each(Qemu::kill);
     }
 }
 
@@ -153,8 +166,8 @@ fn place() -> TempDir {
 
 fn spec(place: &TempDir, link: Link, address: [u8; 4]) -> LaunchSpec {
     let files = GuestFiles::get();
-    let options =
-        GuestOptions { address: Some("10.77.0.100/24".into()), buffer_mib: 4, ..Default::default() };
+    let own = format!("{}/24", Ipv4Addr::from(address));
+    let options = GuestOptions { address: Some(own), buffer_mib: 4, ..Default::default() };
     let digest = Digest::of(b"not looked at");
     let config = MachineConfig {
         machine: probe().unwrap().machine_type("q35").unwrap().to_owned(),
