@@ -16,13 +16,17 @@
 
 pub mod channel;
 mod exchange;
+mod lazy_memory;
 mod machine;
 mod message;
+mod passable_port;
 mod running;
 pub mod swap;
 
 pub use exchange::{Given, PassError, Step, SwapLimits, Taken, give, take};
+pub use lazy_memory::{LazyMemory, MemorySource, OpenMemory};
 pub use machine::{Disk, MachineParts, PartError};
+pub use passable_port::PassablePort;
 pub use running::{
     AgentCommands, AgentError, ArrivalKind, BalloonGoal, CapsuleImages, CaptureBreaks, CapturedArrays,
     ConnectTunnel, DiskBase, Failpoint, GuestAgent, GuestRequests, LaunchOptions, MachineDirs, MachineSetup,

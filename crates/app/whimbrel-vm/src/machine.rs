@@ -1,6 +1,7 @@
 //! Parts of a running machine that pass to another process: its QEMU, its memory, its disks, and what was
 //! written to them.
 
+use crate::{LazyMemory, PassablePort};
 use std::{
     fs::File,
     io,
@@ -18,9 +19,10 @@ use whimbrel_block::{
 };
 use whimbrel_capture::DirtyLog;
 use whimbrel_core::Digest;
-use whimbrel_memory::{AttachError, Attachment};
+use whimbrel_memory::{AttachError, Attachment, StartError};
 use whimbrel_nbd::{ConnectionState, Options, Server, ServerParts, serve_parts};
-use whimbrel_qemu::Qemu;
+use whimbrel_net::NetError;
+use whimbrel_qemu::{Console, Qemu};
 
 /// Parts of a machine that runs under this process.
 #[derive(Debug)]
@@ -33,6 +35,12 @@ pub struct MachineParts {
     pub disks: Vec<Disk>,
     /// Dirty pages of the memory, then of each disk.
     pub dirty_logs: Vec<DirtyLog>,
+    /// Network ports, in the order of their devices.
+    pub ports: Vec<PassablePort>,
+    /// Serial console, if this process has it.
+    pub console: Option<Console>,
+    /// Content of memory that is filled on demand.
+    pub lazy: Option<LazyMemory>,
 }
 
 /// Disk of a machine: an overlay over an image file, served to QEMU.
@@ -70,9 +78,24 @@ pub enum PartError {
     /// The memory cannot be read.
     #[error("cannot read the memory")]
     Memory(#[from] AttachError),
-    /// The disk is not served.
-    #[error("the disk is not served")]
+    /// A disk or network port is not served.
+    #[error("a disk or network port is not served")]
     NotServed,
+    /// A network port cannot be opened, or is protected.
+    #[error("cannot use a network port")]
+    Port(#[from] NetError),
+    /// A network port leads through a tunnel.
+    #[error("a network port leads through a tunnel")]
+    Tunnel,
+    /// The memory cannot be filled on demand.
+    #[error("cannot fill the memory")]
+    Pager(#[from] StartError),
+    /// The content of the memory cannot be opened.
+    #[error("cannot open the content of the memory")]
+    Content(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The console cannot be read.
+    #[error("cannot use the console")]
+    Console(#[source] io::Error),
 }
 
 /// Open files of a disk, with which another process goes on.
@@ -83,10 +106,10 @@ pub(crate) struct DiskFiles {
 }
 
 impl MachineParts {
-    /// A machine whose dirty pages nobody follows yet.
+    /// A machine without ports and console, whose dirty pages nobody follows yet.
     pub fn new(qemu: Qemu, memory: Attachment, disks: Vec<Disk>) -> Result<Self, PartError> {
         let dirty_logs = dirty_logs(&memory, &disks)?;
-        Ok(Self { qemu, memory, disks, dirty_logs })
+        Ok(Self { qemu, memory, disks, dirty_logs, ports: Vec::new(), console: None, lazy: None })
     }
 }
 

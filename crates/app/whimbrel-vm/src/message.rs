@@ -1,7 +1,12 @@
 //! Messages of a swap (`docs/protocols/machine-process.md`). Each is a packet: the version in two bytes,
 //! then a postcard message of plain types. The state is the content of a sealed file, in the same form.
 
-use crate::channel::{MAX_PACKET, unseal};
+use crate::{
+    MemorySource,
+    channel::{MAX_PACKET, unseal},
+    lazy_memory::FilledPages,
+    passable_port::PortOffer,
+};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{os::fd::OwnedFd, path::PathBuf};
 use whimbrel_block::OverlayState;
@@ -9,20 +14,23 @@ use whimbrel_capture::DirtyLogState;
 use whimbrel_core::Digest;
 use whimbrel_memory::AttachmentState;
 use whimbrel_nbd::ConnectionState;
-use whimbrel_qemu::{ProcessIdentity, QemuState};
+use whimbrel_net::PortState;
+use whimbrel_qemu::{ConsoleState, ProcessIdentity, QemuState};
 
 /// Version of all messages. Both programs must have the same one: the old process is asked first.
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 /// Most bytes of a state: dirty pages of several consumers of a few terabytes.
 const MAX_STATE: u64 = 256 << 20;
 /// Most disks of a machine; QEMU's command line has places for 14.
 pub(crate) const MAX_DISKS: usize = 16;
+/// Most network ports of a machine.
+pub(crate) const MAX_PORTS: usize = 16;
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Message {
     /// First message of the old process, with the descriptors of memory and QEMU. As many `Disk` follow as
     /// it says.
-    Offer(MachineOffer),
+    Offer(Box<MachineOffer>),
     /// Disk of the offer, with its descriptors.
     Disk(DiskOffer),
     Ready,
@@ -31,6 +39,16 @@ pub(crate) enum Message {
     },
     /// Connections of the next disk, with their sockets; one message for each disk, before `State`.
     Connections(Vec<ConnectionState>),
+    /// Next network port, with its tap device and its connection if it has them; one message for each port,
+    /// after `Connections`.
+    Port {
+        uplink: bool,
+        stream: bool,
+    },
+    /// Console of a machine that was offered with one, with its connection if it has one; before `State`.
+    Console {
+        connected: bool,
+    },
     /// State of the machine, in the one descriptor.
     State,
     Prepared,
@@ -50,6 +68,11 @@ pub(crate) struct MachineOffer {
     /// Whether the guest is meant to run.
     pub(crate) runs: bool,
     pub(crate) disks: u16,
+    pub(crate) ports: Vec<PortOffer>,
+    /// Socket and log of the console.
+    pub(crate) console: Option<(PathBuf, PathBuf)>,
+    /// Content of memory that is filled on demand.
+    pub(crate) lazy: Option<MemorySource>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -63,6 +86,10 @@ pub(crate) struct MachineState {
     /// Dirty pages, the memory first.
     pub(crate) dirty: Vec<DirtyLogState>,
     pub(crate) overlays: Vec<OverlayState>,
+    pub(crate) ports: Vec<PortState>,
+    pub(crate) console: Option<ConsoleState>,
+    /// Pages of lazy memory that were filled.
+    pub(crate) filled: Option<FilledPages>,
     pub(crate) runs: bool,
     /// When the guest was stopped, in microseconds of `CLOCK_MONOTONIC`.
     pub(crate) stopped_at: u64,
@@ -131,7 +158,7 @@ mod tests {
     use crate::channel::seal;
     use whimbrel_capture::{Consumer, ConsumerPages};
     use whimbrel_core::PageSet;
-    use whimbrel_qemu::QmpState;
+    use whimbrel_qemu::{HeldOutputState, QmpState};
 
     fn state() -> MachineState {
         let dirty = |array: &str| DirtyLogState {
@@ -143,7 +170,14 @@ mod tests {
         let (dir, head) = ("/run/x".into(), Some(vec![1; 40]));
         let qemu = QemuState { dir, identity, private_memory: false, head, qmp };
         let (dirty, overlays) = (vec![dirty("memory"), dirty("disk0")], vec![OverlayState::default()]);
-        MachineState { qemu, dirty, overlays, runs: true, stopped_at: 1 }
+        let console = ConsoleState {
+            path: "/run/x/serial".into(),
+            log: "/data/x/console.log".into(),
+            recent: b"login:".to_vec(),
+            held: HeldOutputState::default(),
+        };
+        let (ports, console, filled) = (Vec::new(), Some(console), None);
+        MachineState { qemu, dirty, overlays, ports, console, filled, runs: true, stopped_at: 1 }
     }
 
     #[test]
@@ -174,7 +208,7 @@ mod tests {
         }
         let mut newer = bytes.clone();
         newer[0] += 1;
-        assert!(matches!(decode::<Message>(&newer), Err(MessageError::Version { found: Some(2) })));
+        assert!(matches!(decode::<Message>(&newer), Err(MessageError::Version { found: Some(3) })));
         let mut longer = bytes.clone();
         longer.push(0);
         assert!(matches!(decode::<Message>(&longer), Err(MessageError::Rest { bytes: 1 })));

@@ -2,10 +2,11 @@
 
 use super::{PassError, Step, SwapLimits, clock, qemu, send};
 use crate::{
-    Disk, MachineParts,
+    Disk, LazyMemory, MachineParts, PartError, PassablePort,
     channel::{Channel, ChannelError, seal},
+    lazy_memory::FilledPages,
     machine::DiskFiles,
-    message::{DiskOffer, MAX_DISKS, MachineOffer, MachineState, Message, decode, encode_state},
+    message::{DiskOffer, MAX_DISKS, MAX_PORTS, MachineOffer, MachineState, Message, decode, encode_state},
     swap::{Knowledge, OldAction, OldEvent, OldSide},
 };
 use std::{os::fd::OwnedFd, time::Duration};
@@ -13,7 +14,11 @@ use whimbrel_block::OverlayFiles;
 use whimbrel_capture::DirtyLog;
 use whimbrel_machine::Machine as _;
 use whimbrel_memory::{AttachmentDescriptors, Mode};
-use whimbrel_qemu::{QemuDescriptors, QmpState};
+use whimbrel_net::{PortDescriptors, PortState};
+use whimbrel_qemu::{Console, ConsoleState, QemuDescriptors, QmpState};
+
+type PortParts = Vec<(PortState, PortDescriptors)>;
+type ConsoleParts = (ConsoleState, Option<OwnedFd>);
 
 /// Interval at which a new process that was killed and does not end is reported.
 const END_REPORT: Duration = Duration::from_secs(5);
@@ -129,15 +134,21 @@ impl Giving<'_> {
         }
     }
 
+    fn check(&self) -> Result<(), PassError> {
+        let MachineParts { memory, disks, ports, lazy, .. } = &self.machine;
+        let unsupported = |what| Err(PassError::Unsupported { what });
+        match memory.state().mode {
+            Mode::Lazy if lazy.is_none() => unsupported("memory that another process fills"),
+            _ if disks.len() > MAX_DISKS => unsupported("so many disks"),
+            _ if ports.len() > MAX_PORTS => unsupported("so many network ports"),
+            _ => Ok(()),
+        }
+    }
+
     /// Sends the descriptors of all parts, while the guest runs.
     fn offer(&mut self) -> Result<(), PassError> {
-        let MachineParts { qemu: driver, memory, disks, .. } = &self.machine;
-        if memory.state().mode == Mode::Lazy {
-            return Err(PassError::Unsupported { what: "memory that is filled lazily" });
-        }
-        if disks.len() > MAX_DISKS {
-            return Err(PassError::Unsupported { what: "so many disks" });
-        }
+        self.check()?;
+        let MachineParts { qemu: driver, memory, disks, ports, console, lazy, .. } = &self.machine;
         let AttachmentDescriptors { pidfd, userfaultfd, pagemap, ram_file, memory: by_address } =
             memory.descriptors().map_err(PassError::Descriptors)?;
         let QemuDescriptors { pidfd: qemu_pidfd, qmp } =
@@ -154,8 +165,11 @@ impl Giving<'_> {
             private_memory: driver.has_private_memory(),
             runs: self.runs,
             disks: disks.len() as u16,
+            ports: ports.iter().map(PassablePort::offer).collect(),
+            console: console.as_ref().map(|console| (console.path().to_owned(), console.log().to_owned())),
+            lazy: lazy.as_ref().map(LazyMemory::source),
         };
-        send(self.channel, &Message::Offer(offer), &descriptors)?;
+        send(self.channel, &Message::Offer(Box::new(offer)), &descriptors)?;
         for disk in disks {
             let DiskFiles { base, overlay, listener } = disk.files().map_err(PassError::Descriptors)?;
             let OverlayFiles { data, durable, live } = overlay;
@@ -182,15 +196,57 @@ impl Giving<'_> {
             disk.suspend(drain)?;
             overlays.push(disk.state()?);
         }
+        let (ports, console) = self.suspend_streams()?;
+        // Nothing touches the memory of a paused guest whose disks are silent.
+        self.machine.lazy.iter_mut().for_each(LazyMemory::suspend);
+        let filled = self.machine.lazy.as_ref().and_then(|_| FilledPages::of(&self.machine.memory));
         let dirty = self.machine.dirty_logs.iter_mut().map(DirtyLog::export).collect::<Result<_, _>>()?;
-        let state = MachineState { qemu: state, dirty, overlays, runs: self.runs, stopped_at };
+        let (ports, port_descriptors): (Vec<_>, Vec<_>) = ports.into_iter().unzip();
+        let (console, console_stream) = console.unzip();
+        let (qemu, runs) = (state, self.runs);
+        let state = MachineState { qemu, dirty, overlays, ports, console, filled, runs, stopped_at };
         let file = seal(&encode_state(&state)?)?;
         for disk in &self.machine.disks {
             let (sockets, states): (Vec<_>, Vec<_>) = disk.connections()?.into_iter().unzip();
             send(self.channel, &Message::Connections(states), &sockets)?;
         }
+        for PortDescriptors { uplink, stream } in port_descriptors {
+            let message = Message::Port { uplink: uplink.is_some(), stream: stream.is_some() };
+            send(self.channel, &message, &uplink.into_iter().chain(stream).collect::<Vec<_>>())?;
+        }
+        if let Some(stream) = console_stream {
+            let message = Message::Console { connected: stream.is_some() };
+            send(self.channel, &message, &stream.into_iter().collect::<Vec<_>>())?;
+        }
         send(self.channel, &Message::State, &[file])?;
         (self.reached)(Step::StateSent);
+        Ok(())
+    }
+
+    /// Stops what moves frames and serial output, and returns copies of the parts.
+    fn suspend_streams(&mut self) -> Result<(PortParts, Option<ConsoleParts>), PassError> {
+        let mut ports = Vec::new();
+        for port in &mut self.machine.ports {
+            port.suspend()?;
+            let (descriptors, state) = port.parts()?;
+            ports.push((state, descriptors));
+        }
+        let console = self.machine.console.as_mut().map(Console::suspend).transpose();
+        let console = console.map_err(PartError::Console)?;
+        Ok((ports, console.map(|(stream, state)| (state, stream))))
+    }
+
+    /// Moves frames and serial output again, and fills memory.
+    fn resume_streams(&mut self, is_lost: bool) -> Result<(), PassError> {
+        let MachineParts { memory, ports, console, lazy, .. } = &mut self.machine;
+        lazy.iter_mut().try_for_each(|lazy| lazy.serve(memory))?;
+        for port in ports {
+            if is_lost {
+                port.disconnect();
+            }
+            port.serve()?;
+        }
+        console.iter_mut().try_for_each(Console::resume).map_err(PartError::Console)?;
         Ok(())
     }
 
@@ -221,6 +277,7 @@ impl Giving<'_> {
             if is_lost {
                 self.machine.dirty_logs.iter_mut().for_each(DirtyLog::forget);
             }
+            self.resume_streams(is_lost)?;
             if let Some(state) = self.held.take() {
                 self.machine.qemu.resume_control(state, is_lost).map_err(qemu("control"))?;
             }

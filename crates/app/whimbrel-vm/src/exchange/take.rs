@@ -2,26 +2,29 @@
 
 use super::{PassError, Step, SwapLimits, clock, qemu, send};
 use crate::{
-    Disk, MachineParts, PartError,
+    Disk, LazyMemory, MachineParts, OpenMemory, PartError, PassablePort,
     channel::{Channel, ChannelError, Packet},
     machine::{DiskFiles, dirty_logs},
-    message::{MAX_DISKS, MachineOffer, MachineState, Message, decode, read_state},
+    message::{MAX_DISKS, MAX_PORTS, MachineOffer, MachineState, Message, decode, read_state},
     swap::{Knowledge, NewAction, NewEvent, NewSide},
 };
 use std::{
+    io,
     os::{
         fd::OwnedFd,
         unix::net::{UnixListener, UnixStream},
     },
+    path::PathBuf,
     time::Duration,
 };
 use whimbrel_block::OverlayFiles;
 use whimbrel_capture::DirtyLog;
 use whimbrel_core::Digest;
 use whimbrel_machine::Machine as _;
-use whimbrel_memory::{Attachment, AttachmentDescriptors, RamSharing};
+use whimbrel_memory::{Attachment, AttachmentDescriptors, Mode, RamSharing};
 use whimbrel_nbd::ConnectionState;
-use whimbrel_qemu::{Qemu, QemuDescriptors, QemuState, QmpState};
+use whimbrel_net::PortDescriptors;
+use whimbrel_qemu::{Console, ConsoleState, Qemu, QemuDescriptors, QemuState, QmpState};
 
 /// A machine that this process got.
 #[derive(Debug)]
@@ -35,18 +38,19 @@ pub struct Taken {
     pub stopped: Option<Duration>,
 }
 
-/// Takes the machine that the process at the other end of `channel` gives ([`give`](super::give())). Tells
-/// each step to `reached`.
+/// Takes the machine that the process at the other end of `channel` gives ([`give`](super::give())).
+/// `open_memory` opens the content of memory that is filled on demand. Tells each step to `reached`.
 ///
 /// # Errors
 /// If the machine is not this process's. It must end then, and touch nothing: the old one waits for that.
 pub fn take(
     channel: &Channel,
     limits: &SwapLimits,
+    open_memory: OpenMemory<'_>,
     reached: &mut dyn FnMut(Step),
 ) -> Result<Taken, PassError> {
     let (offer, built) = (None, None);
-    Taking { channel, limits, reached, offer, built, reason: None }.run()
+    Taking { channel, limits, open_memory, reached, offer, built, reason: None }.run()
 }
 
 /// All that came while the guest ran.
@@ -55,6 +59,7 @@ struct Offered {
     memory: Attachment,
     qemu: QemuDescriptors,
     disks: Vec<(DiskFiles, Digest)>,
+    lazy: Option<LazyMemory>,
 }
 
 /// All but what acts on the machine.
@@ -62,15 +67,44 @@ struct Built {
     memory: Attachment,
     disks: Vec<Disk>,
     dirty_logs: Vec<DirtyLog>,
+    ports: Vec<PassablePort>,
+    console: Option<PassedConsole>,
+    lazy: Option<LazyMemory>,
     qemu: QemuDescriptors,
     qemu_state: QemuState,
     runs: bool,
     stopped_at: Option<u64>,
 }
 
+/// Console that nobody reads yet.
+enum PassedConsole {
+    /// As the old process left it.
+    Suspended(Option<OwnedFd>, ConsoleState),
+    /// Socket and log of a console whose connection ended with the old process.
+    Unopened(PathBuf, PathBuf),
+}
+
+impl PassedConsole {
+    fn read(self) -> io::Result<Console> {
+        match self {
+            Self::Suspended(connection, state) => Console::from_parts(connection, state),
+            Self::Unopened(socket, log) => Console::open(&socket, &log),
+        }
+    }
+}
+
+/// What came of the streams of a stopped machine.
+#[derive(Default)]
+struct Streams {
+    connections: Vec<Vec<(UnixStream, ConnectionState)>>,
+    ports: Vec<PortDescriptors>,
+    console: Option<OwnedFd>,
+}
+
 struct Taking<'a> {
     channel: &'a Channel,
     limits: &'a SwapLimits,
+    open_memory: OpenMemory<'a>,
     reached: &'a mut dyn FnMut(Step),
     offer: Option<Offered>,
     built: Option<Built>,
@@ -145,8 +179,12 @@ impl Taking<'_> {
         let (Message::Offer(offer), descriptors) = self.receive()? else {
             return Err(PassError::Unexpected { what: "something before an offer" });
         };
-        if usize::from(offer.disks) > MAX_DISKS {
-            return Err(PassError::Unsupported { what: "so many disks" });
+        let offer = *offer;
+        if usize::from(offer.disks) > MAX_DISKS || offer.ports.len() > MAX_PORTS {
+            return Err(PassError::Unsupported { what: "so many disks or network ports" });
+        }
+        if offer.memory.mode == Mode::Lazy && offer.lazy.is_none() {
+            return Err(PassError::Unexpected { what: "lazy memory without its content" });
         }
         let mut passed = Passed(descriptors.into_iter());
         let qemu = QemuDescriptors { pidfd: passed.next()?, qmp: passed.next()? };
@@ -172,29 +210,55 @@ impl Taking<'_> {
             let overlay = OverlayFiles { data, durable, live };
             disks.push((DiskFiles { base, overlay, listener }, disk.base_id));
         }
-        self.offer = Some(Offered { offer, memory, qemu, disks });
+        let lazy = offer.lazy.as_ref().map(|source| {
+            let pages = (self.open_memory)(source).map_err(PartError::Content)?;
+            Ok::<_, PartError>(LazyMemory::passed(source.clone(), pages))
+        });
+        self.offer = Some(Offered { lazy: lazy.transpose()?, offer, memory, qemu, disks });
         Ok(())
     }
 
     fn receive_state(&mut self) -> Result<(), PassError> {
-        let count = self.offer.as_ref().map_or(0, |offered| offered.disks.len());
-        let mut connections = Vec::new();
-        for _ in 0..count {
+        let offered = self.offer.as_ref().ok_or(PassError::Unexpected { what: "a state" })?;
+        let streams = self.receive_streams(offered)?;
+        let (Message::State, descriptors) = self.receive()? else {
+            return Err(PassError::Unexpected { what: "something before the state" });
+        };
+        let state = read_state(Passed(descriptors.into_iter()).next()?)?;
+        let offered = self.offer.take().ok_or(PassError::Unexpected { what: "a state" })?;
+        self.built = Some(build(offered, state, streams)?);
+        Ok(())
+    }
+
+    fn receive_streams(&self, offered: &Offered) -> Result<Streams, PassError> {
+        let mut streams = Streams::default();
+        for _ in 0..offered.disks.len() {
             let (Message::Connections(states), descriptors) = self.receive()? else {
                 return Err(PassError::Unexpected { what: "something between connections" });
             };
             if states.len() != descriptors.len() {
                 return Err(PassError::Unexpected { what: "other sockets than states" });
             }
-            connections.push(descriptors.into_iter().map(UnixStream::from).zip(states).collect::<Vec<_>>());
+            let sockets = descriptors.into_iter().map(UnixStream::from);
+            streams.connections.push(sockets.zip(states).collect());
         }
-        let (Message::State, descriptors) = self.receive()? else {
-            return Err(PassError::Unexpected { what: "something before the state" });
-        };
-        let state = read_state(Passed(descriptors.into_iter()).next()?)?;
-        let offered = self.offer.take().ok_or(PassError::Unexpected { what: "a state" })?;
-        self.built = Some(build(offered, state, connections)?);
-        Ok(())
+        for _ in 0..offered.offer.ports.len() {
+            let (Message::Port { uplink, stream }, descriptors) = self.receive()? else {
+                return Err(PassError::Unexpected { what: "something between network ports" });
+            };
+            let mut passed = Passed(descriptors.into_iter());
+            let uplink = uplink.then(|| passed.next()).transpose()?;
+            let stream = stream.then(|| passed.next()).transpose()?;
+            streams.ports.push(PortDescriptors { uplink, stream });
+        }
+        if offered.offer.console.is_some() {
+            let (Message::Console { connected }, descriptors) = self.receive()? else {
+                return Err(PassError::Unexpected { what: "something before the console" });
+            };
+            let mut passed = Passed(descriptors.into_iter());
+            streams.console = connected.then(|| passed.next()).transpose()?;
+        }
+        Ok(streams)
     }
 
     /// Has the machine from now on.
@@ -204,10 +268,13 @@ impl Taking<'_> {
             (None, Some(offered)) => build_without_state(offered)?,
             (None, None) => return Err(PassError::Unexpected { what: "nothing" }),
         };
-        let Built { memory, mut disks, dirty_logs, qemu: descriptors, qemu_state, runs, stopped_at } = built;
+        let Built { memory, mut disks, dirty_logs, mut ports, mut lazy, runs, stopped_at, .. } = built;
         disks.iter_mut().try_for_each(Disk::serve)?;
+        lazy.iter_mut().try_for_each(|lazy| lazy.serve(&memory))?;
+        ports.iter_mut().try_for_each(PassablePort::serve)?;
+        let console = built.console.map(PassedConsole::read).transpose().map_err(PartError::Console)?;
         (self.reached)(Step::Serving);
-        let mut driver = Qemu::from_parts(descriptors, qemu_state).map_err(qemu("control"))?;
+        let mut driver = Qemu::from_parts(built.qemu, built.qemu_state).map_err(qemu("control"))?;
         if runs {
             driver.unpause().map_err(qemu("continue"))?;
         }
@@ -215,38 +282,44 @@ impl Taking<'_> {
         (self.reached)(Step::Continued);
         let stopped_micros = stopped.map_or(0, |time| time.as_micros() as u64);
         self.notify(&Message::Running { stopped_micros });
-        let machine = MachineParts { qemu: driver, memory, disks, dirty_logs };
+        let machine = MachineParts { qemu: driver, memory, disks, dirty_logs, ports, console, lazy };
         Ok(Taken { machine, knowledge, stopped })
     }
 }
 
 /// Builds everything from the state. Starts no thread, and takes no dirty page.
-fn build(
-    offered: Offered,
-    state: MachineState,
-    connections: Vec<Vec<(UnixStream, ConnectionState)>>,
-) -> Result<Built, PassError> {
-    let Offered { memory, qemu, disks: files, .. } = offered;
-    let MachineState { qemu: qemu_state, dirty, overlays, runs, stopped_at } = state;
-    if overlays.len() != files.len() || dirty.len() != files.len() + 1 {
+fn build(offered: Offered, state: MachineState, streams: Streams) -> Result<Built, PassError> {
+    let Offered { offer, memory, qemu, disks: files, lazy } = offered;
+    let MachineState { qemu: qemu_state, dirty, overlays, ports, console, filled, runs, stopped_at } = state;
+    let is_whole = overlays.len() == files.len() && dirty.len() == files.len() + 1;
+    if !is_whole || ports.len() != offer.ports.len() || console.is_some() != offer.console.is_some() {
         return Err(PassError::Unexpected { what: "the state of another machine" });
     }
     let mut disks = Vec::new();
-    for (((files, base_id), overlay), connections) in files.into_iter().zip(&overlays).zip(connections) {
+    for (((files, base_id), overlay), connections) in
+        files.into_iter().zip(&overlays).zip(streams.connections)
+    {
         disks.push(Disk::from_files(files, base_id, Some(overlay), connections)?);
     }
     let mut logs = dirty_logs(&memory, &disks)?;
     for (log, state) in logs.iter_mut().zip(dirty) {
         log.import(state).map_err(|_| PassError::Unexpected { what: "dirty pages of another machine" })?;
     }
+    if filled.is_some_and(|filled| !filled.apply(&memory)) {
+        return Err(PassError::Unexpected { what: "filled pages of another machine" });
+    }
+    let parts = streams.ports.into_iter().zip(ports);
+    let ports = offer.ports.into_iter().zip(parts);
+    let ports = ports.map(|(offer, parts)| PassablePort::passed(offer, Some(parts))).collect();
+    let console = console.map(|state| PassedConsole::Suspended(streams.console, state));
     let stopped_at = Some(stopped_at);
-    Ok(Built { memory, disks, dirty_logs: logs, qemu, qemu_state, runs, stopped_at })
+    Ok(Built { memory, disks, dirty_logs: logs, ports, console, lazy, qemu, qemu_state, runs, stopped_at })
 }
 
 /// Builds everything after the old process ended without a state. Its connections ended with it, and QEMU
-/// connects again.
+/// connects again; so do network ports and console.
 fn build_without_state(offered: Offered) -> Result<Built, PassError> {
-    let Offered { offer, memory, qemu, disks: files } = offered;
+    let Offered { offer, memory, qemu, disks: files, lazy } = offered;
     let mut disks = Vec::new();
     for (files, base_id) in files {
         disks.push(Disk::from_files(files, base_id, None, Vec::new())?);
@@ -259,7 +332,10 @@ fn build_without_state(offered: Offered) -> Result<Built, PassError> {
         head: None,
         qmp: QmpState::unknown(),
     };
-    Ok(Built { memory, disks, dirty_logs, qemu, qemu_state, runs: offer.runs, stopped_at: None })
+    let ports = offer.ports.into_iter().map(|offer| PassablePort::passed(offer, None)).collect();
+    let console = offer.console.map(|(socket, log)| PassedConsole::Unopened(socket, log));
+    let (runs, stopped_at) = (offer.runs, None);
+    Ok(Built { memory, disks, dirty_logs, ports, console, lazy, qemu, qemu_state, runs, stopped_at })
 }
 
 /// Descriptors of a message, one after the other.

@@ -3,7 +3,10 @@
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::{
     io::{BufRead, BufReader, Write},
-    os::{fd::OwnedFd, unix::net::UnixStream},
+    os::{
+        fd::OwnedFd,
+        unix::net::{UnixListener, UnixStream},
+    },
     path::Path,
     process::{Child, ChildStdin, Command, Stdio},
     sync::mpsc::{Receiver, channel},
@@ -17,7 +20,7 @@ const SOON: Duration = Duration::from_secs(240);
 const MEMORY_MIB: u32 = 128;
 const DISK_MIB: u32 = 64;
 
-/// RunningMachine process, killed when dropped.
+/// Machine process, killed when dropped.
 struct Process {
     child: Child,
     input: Option<ChildStdin>,
@@ -64,6 +67,27 @@ pub(crate) struct Lab {
     dir: tempfile::TempDir,
     process: Process,
     qemu: OwnedFd,
+    /// Stand in for QEMU at the serial port and the network port of the machine.
+    pub(crate) tty: Source,
+    pub(crate) wire: Source,
+}
+
+/// QEMU's end of a stream, at which the test writes.
+pub(crate) struct Source {
+    listener: UnixListener,
+    stream: Option<UnixStream>,
+}
+
+impl Source {
+    fn bind(path: &Path) -> Self {
+        Self { listener: UnixListener::bind(path).unwrap(), stream: None }
+    }
+
+    /// Writes to the connection that the machine process made first.
+    pub(crate) fn write(&mut self, bytes: &[u8]) {
+        let accept = || self.listener.accept().unwrap().0;
+        self.stream.get_or_insert_with(accept).write_all(bytes).unwrap();
+    }
 }
 
 /// Outcome of a swap that one side did not survive, or of a whole one.
@@ -78,8 +102,8 @@ pub(crate) struct Outcome {
 }
 
 impl Lab {
-    /// Boots a guest, and connects to the agent in it.
-    pub(crate) fn boot() -> (Self, TestAgent) {
+    /// Boots a guest whose memory is `whole` or `lazy`, and connects to the agent in it.
+    pub(crate) fn boot(memory: &str) -> (Self, TestAgent) {
         let files = GuestFiles::get();
         let dir = tempfile::tempdir().unwrap();
         let options = GuestOptions { buffer_mib: 16, ..GuestOptions::default() };
@@ -92,7 +116,9 @@ impl Lab {
             &options.to_string(),
             &MEMORY_MIB.to_string(),
             &DISK_MIB.to_string(),
+            memory,
         ];
+        let (tty, wire) = (Source::bind(&dir.path().join("tty")), Source::bind(&dir.path().join("wire")));
         let process = Process::start(&args);
         let pid = process.hear("QEMU").parse().unwrap();
         let qemu = pidfd_open(Pid::from_raw(pid).unwrap(), PidfdFlags::empty()).unwrap();
@@ -100,7 +126,7 @@ impl Lab {
         let serial = UnixStream::connect(dir.path().join("serial")).unwrap();
         let mut agent = TestAgent::over(serial.try_clone().unwrap(), serial);
         agent.wait_ready(SOON).unwrap();
-        (Self { dir, process, qemu }, agent)
+        (Self { dir, process, qemu, tty, wire }, agent)
     }
 
     /// Replaces the process by a new one. One of them may kill itself at a step.
@@ -133,6 +159,18 @@ impl Lab {
     pub(crate) fn copy(&mut self) -> u64 {
         self.process.say("copy");
         self.process.hear("COPIED").parse().unwrap()
+    }
+
+    /// Output of the console, once the machine process has read so many bytes.
+    pub(crate) fn printed(&mut self, bytes: usize) -> String {
+        self.process.say(&format!("printed {bytes}"));
+        self.process.hear("PRINTED")
+    }
+
+    /// Number of frames that the network port has taken, once they are so many.
+    pub(crate) fn frames(&mut self, number: u64) -> u64 {
+        self.process.say(&format!("frames {number}"));
+        self.process.hear("FRAMES").parse().unwrap()
     }
 
     /// Panics unless the copies, brought up to date from the dirty logs alone, equal memory and disk.

@@ -1,13 +1,14 @@
 //! Process of one machine, for the tests: starts it or takes it, and passes it on when told to.
 //!
 //! ```text
-//! machine-process start DIR KERNEL INITRD APPEND MEMORY_MIB DISK_MIB
+//! machine-process start DIR KERNEL INITRD APPEND MEMORY_MIB DISK_MIB whole|lazy
 //! machine-process take DIR [STEP]
 //! ```
 //!
-//! The folder has the machine's files and the socket `swap`. Commands are lines of standard input (`give
-//! [STEP]`, `copy`, `verify`), answers lines of standard output. It ends with its standard input, and ends
-//! QEMU then if it has the machine. At STEP of a swap it kills itself.
+//! The folder has the machine's files and the socket `swap`, and those at whose other ends the test stands in
+//! for QEMU: `tty` of the console and `wire` of the network port. Commands are lines of standard input (`give
+//! [STEP]`, `copy`, `verify`, `printed BYTES`, `frames NUMBER`), answers lines of standard output. It ends
+//! with its standard input, and ends QEMU then if it has the machine. At STEP of a swap it kills itself.
 
 use std::{
     env,
@@ -16,16 +17,18 @@ use std::{
     io::{self, BufRead, Write},
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
-    time::Duration,
+    sync::Arc,
+    time::{Duration, Instant},
 };
 use whimbrel_block::OverlayDir;
 use whimbrel_capture::Consumer;
 use whimbrel_core::{Boot, ByteSize, Digest, DiskConfig, MachineConfig, PAGE_SIZE, PageRun, PageSet};
-use whimbrel_machine::Machine as _;
-use whimbrel_memory::{Attachment, Mode, RamTarget};
-use whimbrel_qemu::{LaunchSpec, Qemu, RamBacking, Sharing, probe};
+use whimbrel_machine::{Machine as _, PageError};
+use whimbrel_memory::{Attachment, Mode, PageSource, RamTarget};
+use whimbrel_net::{Gates, PortConfig, PortFilter, Uplink};
+use whimbrel_qemu::{Console, LaunchSpec, Qemu, RamBacking, Sharing, probe};
 use whimbrel_vm::{
-    Disk, Given, MachineParts, Step, SwapLimits,
+    Disk, Given, LazyMemory, MachineParts, MemorySource, PassablePort, Step, SwapLimits,
     channel::{Channel, Listener},
     give,
     swap::Knowledge,
@@ -54,7 +57,8 @@ fn main() -> Result<(), Failure> {
         _ => {
             let channel = Channel::connect(&dir.join("swap"))?;
             let last = args.get(2).map(String::as_str);
-            let taken = take(&channel, &LIMITS, &mut |step| die_at(step, last))?;
+            let open_memory = |source: &MemorySource| Ok(Arc::new(Nothing::of(source)) as Arc<_>);
+            let taken = take(&channel, &LIMITS, &open_memory, &mut |step| die_at(step, last))?;
             let stopped = taken.stopped.map_or(0, |time| time.as_micros());
             say(&format!("HAS {} {stopped}", words(taken.knowledge)));
             taken.machine
@@ -75,6 +79,8 @@ fn serve(mut machine: MachineParts, dir: &Path) -> Result<(), Failure> {
                 None => return Ok(()),
             },
             ("copy", _) => say(&format!("COPIED {}", copy(&mut machine, dir)?)),
+            ("printed", bytes) => say(&format!("PRINTED {}", printed(&machine, bytes.parse()?)?)),
+            ("frames", number) => say(&format!("FRAMES {}", frames(&machine, number.parse()?)?)),
             ("verify", _) => say(&format!("VERIFIED {}", verify(&mut machine, dir)?)),
             (other, _) => say(&format!("no command {other:?}")),
         }
@@ -109,7 +115,7 @@ fn pass_on(
 }
 
 fn start(dir: &Path, args: &[String]) -> Result<MachineParts, Failure> {
-    let [kernel, initrd, append, memory, disk] = args else { return Err("five arguments".into()) };
+    let [kernel, initrd, append, memory, disk, kind] = args else { return Err("six arguments".into()) };
     let ram = PathBuf::from(format!("/dev/shm/machine-process-{}", std::process::id()));
     let disk = ByteSize(disk.parse::<u64>()? << 20);
     let base = dir.join("base");
@@ -132,15 +138,76 @@ fn start(dir: &Path, args: &[String]) -> Result<MachineParts, Failure> {
         ..LaunchSpec::new(config, dir, backing)
     };
     let qemu = Qemu::launch(&probe()?.path, &spec)?;
-    let memory = Attachment::attach(qemu.pid() as i32, RamTarget::Path(ram.clone()), Mode::Track)?;
+    let mode = if kind == "lazy" { Mode::Lazy } else { Mode::Track };
+    let memory = Attachment::attach(qemu.pid() as i32, RamTarget::Path(ram.clone()), mode)?;
     // QEMU and this process have it open. A test that is killed leaves no file of memory behind.
     fs::remove_file(&ram)?;
     let mut machine = MachineParts::new(qemu, memory, vec![disk_served])?;
+    if mode == Mode::Lazy {
+        let source = MemorySource { capsule: None, root: None, pages: machine.memory.page_count() };
+        let pages = Arc::new(Nothing::of(&source));
+        machine.lazy = Some(LazyMemory::start(&machine.memory, source, pages)?);
+    }
+    // The test is at the other end of both sockets.
+    machine.console = Some(Console::open(&dir.join("tty"), &dir.join("console.log"))?);
+    let stream_socket = dir.join("wire");
+    let (uplink, gates, filter) = (Uplink::Isolated, Gates::OPEN, PortFilter::Off);
+    machine.ports.push(PassablePort::open(PortConfig { stream_socket, uplink, gates, filter })?);
     for log in &mut machine.dirty_logs {
         log.attach_all(Consumer::Store)?;
     }
     machine.qemu.unpause()?;
     Ok(machine)
+}
+
+/// Content of memory that begins as zeros.
+struct Nothing {
+    present: PageSet,
+}
+
+impl Nothing {
+    fn of(source: &MemorySource) -> Self {
+        Self { present: PageSet::empty(source.pages) }
+    }
+}
+
+impl PageSource for Nothing {
+    fn page_count(&self) -> u64 {
+        self.present.len()
+    }
+
+    fn present(&self) -> &PageSet {
+        &self.present
+    }
+
+    fn read(&self, _: PageRun, out: &mut [u8]) -> Result<(), PageError> {
+        out.fill(0);
+        Ok(())
+    }
+}
+
+/// Recent output of the console, once it has so many bytes.
+fn printed(machine: &MachineParts, bytes: usize) -> Result<String, Failure> {
+    let output = machine.console.as_ref().ok_or("no console")?.subscribe();
+    let mut all = Vec::new();
+    while all.len() < bytes {
+        let piece = output.receive(LIMITS.ready)?;
+        if piece.is_empty() {
+            return Ok(format!("{} bytes only", all.len()));
+        }
+        all.extend(piece);
+    }
+    Ok(String::from_utf8(all)?)
+}
+
+/// Frames that the guest sent, once they are so many.
+fn frames(machine: &MachineParts, number: u64) -> Result<u64, Failure> {
+    let port = machine.ports[0].port().ok_or("the port is not served")?;
+    let deadline = Instant::now() + LIMITS.ready;
+    while port.counters().dropped_frames < number && Instant::now() < deadline {
+        std::thread::yield_now();
+    }
+    Ok(port.counters().dropped_frames)
 }
 
 /// Brings the copies of all arrays up to date with what their dirty logs say, as a checkpoint does. Returns

@@ -16,7 +16,7 @@ pub struct ConsoleState {
     pub path: PathBuf,
     /// File with the end of the output.
     pub log: PathBuf,
-    /// Recent output.
+    /// Recent output, at most 64 KiB.
     pub recent: Vec<u8>,
     /// Output that nobody may see yet.
     pub held: HeldOutputState,
