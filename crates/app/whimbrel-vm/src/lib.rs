@@ -28,10 +28,10 @@ pub use lazy_memory::{LazyMemory, MemorySource, OpenMemory};
 pub use machine::{Disk, MachineParts, PartError};
 pub use passable_port::PassablePort;
 pub use running::{
-    AgentCommands, AgentError, ArrivalKind, BalloonGoal, CapsuleImages, CaptureBreaks, CapturedArrays,
-    ConnectTunnel, DiskBase, Failpoint, GuestAgent, GuestRequests, LaunchOptions, MachineDirs, MachineSetup,
-    NetworkPort, Overlay, PagerView, PausableMachine, PortTarget, PrestartedQemu, ProcessRecord, QemuDirs,
-    RamFile, RequestSlot, Reservation, Reservations, RunningDisk, RunningError, RunningMachine,
-    RunningMemory, StoppedDisk, Template, TemplateKey, Templates, TrafficView, Tunnel, TunnelView,
-    is_partial, remove_overlays, runtime_dir,
+    AgentCommands, AgentError, ArrivalKind, BalloonGoal, CapsuleCapture, CapsuleImages, CaptureBreaks,
+    CapturedArrays, ConnectTunnel, DiskBase, Failpoint, GuestAgent, GuestRequests, LaunchOptions,
+    MachineDirs, MachineSetup, NetworkPort, Overlay, PagerView, PausableMachine, PortTarget, PrestartedQemu,
+    ProcessRecord, QemuDirs, RamFile, RequestSlot, Reservation, Reservations, RunningDisk, RunningError,
+    RunningMachine, RunningMemory, StoppedDisk, Template, TemplateKey, Templates, TrafficView, Tunnel,
+    TunnelView, is_partial, remove_overlays, runtime_dir,
 };

@@ -30,7 +30,7 @@ pub(crate) const MAX_PORTS: usize = 16;
 pub(crate) enum Message {
     /// First message of the old process, with the descriptors of memory and QEMU. As many `Disk` follow as
     /// it says.
-    Offer(MachineOffer),
+    Offer(Box<MachineOffer>),
     /// Disk of the offer, with its descriptors.
     Disk(DiskOffer),
     Ready,

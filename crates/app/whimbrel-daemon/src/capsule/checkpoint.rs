@@ -12,22 +12,15 @@ use crate::{
     },
 };
 use std::{collections::BTreeMap, time::Instant};
-use whimbrel_alignment::PageAlignment;
 use whimbrel_api::{
     BalloonTarget, CaptureReport, CheckpointRequest, Operation, OperationKind, OperationResult, RoundInfo,
     SuspendRequest, Unit,
 };
-use whimbrel_capture::{
-    AfterCapture, CaptureSource, Captured, CheckpointPolicy, Consumer, DirtyLog, PageBatch,
-    Phase as CapturePhase, Progress, RoundStats, Sink, SinkError, capture,
-};
-use whimbrel_core::{CapsuleId, Digest, MachineName, RefName};
+use whimbrel_capture::{AfterCapture, CheckpointPolicy, Phase as CapturePhase, Progress, RoundStats};
+use whimbrel_core::{CapsuleId, MachineName, RefName};
 use whimbrel_image::{ImageRef, Manifest};
-use whimbrel_machine::MachineError;
-use whimbrel_store::{CapsuleWriter, ImageWriter};
-use whimbrel_vm::{
-    CaptureBreaks, CapturedArrays, NetworkPort, PausableMachine, RunningMachine, remove_overlays,
-};
+use whimbrel_store::CapsuleWriter;
+use whimbrel_vm::{CaptureBreaks, CapturedArrays, RunningMachine, remove_overlays};
 
 #[derive(Debug, Clone)]
 pub(crate) struct CheckpointOptions {
@@ -164,12 +157,13 @@ impl Daemon {
         let stored_before = self.stored_bytes();
         let writer = self.store.writer().map_err(refs::store_error("begin to write"))?;
         live.align_disks(|index, disk| self.alignment_for(record, index, disk))?;
-        let ledgers = wanted.arrays.of(&mut live.dirty_logs);
-        attach_consumer(ledgers, &mut live.bases)?;
-        let cuts = |name: &str| live.disks.iter().find(|disk| disk.name() == name)?.alignment().cloned();
-        let mut sink = StoreSink::new(&writer, ledgers, &live.bases, cuts)?;
-        let pace = checkpoint_policy(was_paused);
-        let captured = capture_for_store(live, (wanted.arrays, breaks), &mut sink, &pace, finish, reporter)?;
+        let mut capture = live.begin_capture(&writer, wanted.arrays)?;
+        let policy = checkpoint_policy(was_paused);
+        let mut told = |progress| {
+            report(reporter, progress);
+            reporter.flow()
+        };
+        let captured = capture.run(live, (&policy, finish), breaks, &mut told)?;
         // The labels say already how much memory the guest is to get back.
         let labels = labels_of(record, wanted);
         if finish == AfterCapture::Unpause {
@@ -180,7 +174,7 @@ impl Daemon {
         let (head, sections) = captured.device_state.split_at(head_bytes.min(captured.device_state.len()));
         let kept = &*record;
         let commit = || {
-            let images = sink.finish()?;
+            let images = capture.finish()?;
             let bases = images.iter().map(|image| (image.name.clone(), image.root)).collect();
             Ok((self.commit(kept, images, &writer, [head, sections], (wanted, labels))?, bases))
         };
@@ -286,25 +280,6 @@ impl Daemon {
     }
 }
 
-/// Makes the store a consumer of every dirty log.
-///
-/// A dirty set is relative to the base image of its array. Without a base that is certainly here, the set
-/// starts with every page and no base. (Against a base, a page that is a hole now but was not then would keep
-/// its old content.)
-fn attach_consumer(
-    ledgers: &mut [DirtyLog],
-    bases: &mut BTreeMap<String, Option<Digest>>,
-) -> Result<(), DaemonError> {
-    for ledger in ledgers {
-        if !ledger.is_attached(Consumer::Store) || !bases.contains_key(ledger.name()) {
-            bases.remove(ledger.name());
-            let followed = ledger.attach_all(Consumer::Store);
-            followed.map_err(|source| DaemonError::Memory { source: source.into() })?;
-        }
-    }
-    Ok(())
-}
-
 /// Labels that the user wants, and those that a resume needs.
 pub(crate) fn labels_of(record: &Record, wanted: &CheckpointOptions) -> BTreeMap<String, String> {
     let mut labels = wanted.labels.clone();
@@ -340,123 +315,4 @@ pub(crate) fn report(reporter: &ProgressReporter, progress: Progress) {
         CapturePhase::Delivering => "writing the last pages".to_owned(),
     };
     reporter.progress(&stage, Unit::Pages, progress.done, Some(progress.total));
-}
-
-/// Runs the capture loop of the store over arrays of the machine. Without memory the device state
-/// is empty.
-fn capture_for_store(
-    live: &mut RunningMachine,
-    (arrays, breaks): (CapturedArrays, &mut Option<&mut dyn CaptureBreaks>),
-    sink: &mut StoreSink,
-    pace: &CheckpointPolicy,
-    finish: AfterCapture,
-    reporter: &ProgressReporter,
-) -> Result<Captured, DaemonError> {
-    let was_paused = live.is_paused();
-    let RunningMachine { qemu, dirty_logs: ledgers, disks, ports, .. } = live;
-    let machine = PausableMachine { qemu, disks, keep_paused: was_paused, buffering_ports: &[] };
-    let mut machine: Box<dyn whimbrel_machine::Machine + '_> = match arrays {
-        CapturedArrays::All => Box::new(machine),
-        CapturedArrays::Disks => Box::new(DisksOnly(machine)),
-    };
-    let machine = &mut *machine;
-    let dirty_logs = arrays.of(ledgers);
-    let mut subject = CaptureSource { machine, dirty_logs, consumer: Consumer::Store };
-    let mut sink = SinkWithBreaks { sink, breaks, ports };
-    let captured = capture(&mut subject, &mut sink, pace, finish, &mut |progress| {
-        report(reporter, progress);
-        reporter.flow()
-    });
-    captured.map_err(|source| DaemonError::Capture { source })
-}
-
-/// The store as a sink that makes breaks for another consumer.
-struct SinkWithBreaks<'a, 'b> {
-    sink: &'a mut StoreSink,
-    breaks: &'a mut Option<&'b mut dyn CaptureBreaks>,
-    ports: &'a [NetworkPort],
-}
-
-impl Sink for SinkWithBreaks<'_, '_> {
-    fn write(&mut self, batch: PageBatch<'_>) -> Result<(), SinkError> {
-        self.sink.write(batch)
-    }
-
-    fn between_batches(&mut self, source: &mut CaptureSource<'_>) -> Result<(), SinkError> {
-        let Some(breaks) = self.breaks else { return Ok(()) };
-        let taken = breaks.take_break(source, self.ports);
-        taken.map_err(|source| SinkError { destination: "the standby".to_owned(), source })
-    }
-
-    fn bytes_out(&self) -> u64 {
-        self.sink.bytes_out()
-    }
-}
-
-/// A machine of which only the disks are captured: it pauses and runs on as usual, and its device state is
-/// empty.
-struct DisksOnly<'a>(PausableMachine<'a>);
-
-impl whimbrel_machine::Machine for DisksOnly<'_> {
-    fn about_to_pause(&mut self) {
-        self.0.about_to_pause();
-    }
-
-    fn pause(&mut self) -> Result<(), MachineError> {
-        self.0.pause()
-    }
-
-    fn unpause(&mut self) -> Result<(), MachineError> {
-        self.0.unpause()
-    }
-
-    fn device_state(&mut self) -> Result<Vec<u8>, MachineError> {
-        Ok(Vec::new())
-    }
-}
-
-/// The store as a sink: one image writer and the alignment for each array.
-struct StoreSink {
-    images: Vec<(String, ImageWriter, Option<PageAlignment>)>,
-    /// Bytes of pages received; their size in the store is known at the end.
-    raw: u64,
-}
-
-impl StoreSink {
-    fn new(
-        writer: &CapsuleWriter,
-        ledgers: &[DirtyLog],
-        bases: &BTreeMap<String, Option<Digest>>,
-        cuts: impl Fn(&str) -> Option<PageAlignment>,
-    ) -> Result<Self, DaemonError> {
-        let open = |ledger: &DirtyLog| {
-            let (name, pages) = (ledger.name().to_owned(), ledger.page_count_for(Consumer::Store));
-            let image = writer.image(bases.get(&name).copied().flatten(), pages);
-            let cuts = cuts(&name);
-            Ok((name, image.map_err(refs::store_error("begin an image"))?, cuts))
-        };
-        Ok(Self { images: ledgers.iter().map(open).collect::<Result<_, DaemonError>>()?, raw: 0 })
-    }
-
-    fn finish(self) -> Result<Vec<ImageRef>, DaemonError> {
-        let finish = |(name, image, cuts): (String, ImageWriter, Option<PageAlignment>)| {
-            let image = image.finish().map_err(refs::store_error("finish an image"))?;
-            Ok(ImageRef { name, pages: image.pages, root: image.root, cuts })
-        };
-        self.images.into_iter().map(finish).collect()
-    }
-}
-
-impl Sink for StoreSink {
-    fn write(&mut self, batch: PageBatch<'_>) -> Result<(), SinkError> {
-        let (_, image, _) = &mut self.images[batch.array];
-        self.raw += batch.data.len() as u64;
-        image
-            .put(batch.run, batch.data)
-            .map_err(|error| SinkError { destination: "the store".to_owned(), source: error.into() })
-    }
-
-    fn bytes_out(&self) -> u64 {
-        self.raw
-    }
 }

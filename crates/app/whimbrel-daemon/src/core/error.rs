@@ -146,6 +146,7 @@ impl From<RunningError> for DaemonError {
             RunningError::Disk { disk, source } => Self::Disk { disk, source },
             RunningError::Port { port, source } => Self::Port { port, source },
             RunningError::Store { action, source } => crate::core::refs::store_error(action)(source),
+            RunningError::Capture { source } => Self::Capture { source },
             RunningError::StillRunning { seconds } => Self::StillRunning { seconds },
         }
     }

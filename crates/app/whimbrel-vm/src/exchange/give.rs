@@ -169,7 +169,7 @@ impl Giving<'_> {
             console: console.as_ref().map(|console| (console.path().to_owned(), console.log().to_owned())),
             lazy: lazy.as_ref().map(LazyMemory::source),
         };
-        send(self.channel, &Message::Offer(offer), &descriptors)?;
+        send(self.channel, &Message::Offer(Box::new(offer)), &descriptors)?;
         for disk in disks {
             let DiskFiles { base, overlay, listener } = disk.files().map_err(PassError::Descriptors)?;
             let OverlayFiles { data, durable, live } = overlay;

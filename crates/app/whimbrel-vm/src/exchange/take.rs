@@ -179,6 +179,7 @@ impl Taking<'_> {
         let (Message::Offer(offer), descriptors) = self.receive()? else {
             return Err(PassError::Unexpected { what: "something before an offer" });
         };
+        let offer = *offer;
         if usize::from(offer.disks) > MAX_DISKS || offer.ports.len() > MAX_PORTS {
             return Err(PassError::Unsupported { what: "so many disks or network ports" });
         }

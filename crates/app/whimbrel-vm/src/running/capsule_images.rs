@@ -4,7 +4,7 @@ use super::error::RunningError;
 use std::collections::HashSet;
 use whimbrel_block::OverlayKey;
 use whimbrel_core::{CapsuleId, Digest};
-use whimbrel_store::{Pin, Store, StoredImage};
+use whimbrel_store::{Pin, Store, StoreError, StoredImage};
 
 /// Ancestors that are searched for an older version of an image.
 const ANCESTORS: usize = 32;
@@ -53,8 +53,7 @@ impl CapsuleImages {
     /// Pins the capsule, if there is one.
     pub(super) fn pin(&self) -> Result<Option<Pin>, RunningError> {
         let pin = self.capsule.map(|capsule| self.store.pin(&capsule)).transpose();
-        let action = "pin the capsule that the machine reads from";
-        pin.map_err(|source| RunningError::Store { action, source })
+        pin.map_err(store_error("pin the capsule that the machine reads from"))
     }
 
     /// Key of the overlays of this host, if its store is encrypted.
@@ -66,6 +65,11 @@ impl CapsuleImages {
 /// Key of the overlays beside a store, if it is encrypted.
 pub(super) fn overlay_key(store: &Store) -> Option<OverlayKey> {
     store.derived_key("whimbrel store 2026-11-25 overlays").map(OverlayKey)
+}
+
+/// Failure of the store to do `action`.
+pub(super) fn store_error(action: &'static str) -> impl Fn(StoreError) -> RunningError {
+    move |source| RunningError::Store { action, source }
 }
 
 /// Whether objects of a capsule are missing here. In doubt it is assumed: asking other hosts costs little, a

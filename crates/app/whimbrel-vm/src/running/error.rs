@@ -5,6 +5,7 @@ use std::{
     io,
     path::{Path, PathBuf},
 };
+use whimbrel_capture::CaptureError;
 use whimbrel_store::StoreError;
 
 /// Cause of a failure.
@@ -26,6 +27,8 @@ pub enum RunningError {
     Port { port: String, source: Cause },
     #[error("the store failed: cannot {action}")]
     Store { action: &'static str, source: StoreError },
+    #[error("cannot capture the state of the machine")]
+    Capture { source: CaptureError },
     #[error("the guest did not shut down within {seconds} s")]
     StillRunning { seconds: u64 },
 }

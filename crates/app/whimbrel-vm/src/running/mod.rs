@@ -7,6 +7,7 @@
 
 mod balloon;
 mod builder;
+mod capsule_capture;
 mod capsule_images;
 mod capture_breaks;
 mod creation;
@@ -34,6 +35,7 @@ mod tunnel;
 
 pub use balloon::BalloonGoal;
 pub use builder::LaunchOptions;
+pub use capsule_capture::CapsuleCapture;
 pub use capsule_images::{CapsuleImages, is_partial};
 pub use capture_breaks::CaptureBreaks;
 pub use disk::{Overlay, RunningDisk, StoppedDisk, remove_overlays};
