@@ -21,21 +21,22 @@ pub(super) fn start(hosts: &Hosts, host: &str, cpus: u32) -> Result<()> {
     machine.run_with(hosts.get(host)?, NAME, &["--cpus", &cpus.to_string()])
 }
 
-/// The test agent inside, over the network.
+/// The test agent inside, over the network. A guest that is just being rebooted ends the first connections.
 pub(super) fn agent(hosts: &Hosts) -> Result<TestAgent> {
     let (client, deadline) = (hosts.lab.host("client"), Instant::now() + PATIENCE);
     loop {
-        match client.connect(format!("{GUEST}:7000").parse()?, Duration::from_secs(2)) {
+        let error = match client.connect(format!("{GUEST}:7000").parse()?, Duration::from_secs(2)) {
             Ok(stream) => {
                 let mut agent = TestAgent::connected(stream)?;
-                agent.wait_ready(PATIENCE)?;
-                return Ok(agent);
+                match agent.wait_ready(PATIENCE) {
+                    Ok(()) => return Ok(agent),
+                    Err(error) => error.to_string(),
+                }
             }
-            Err(error) => {
-                ensure!(Instant::now() < deadline, "the guest answers nowhere: {error}");
-                sleep(Duration::from_millis(100));
-            }
-        }
+            Err(error) => error.to_string(),
+        };
+        ensure!(Instant::now() < deadline, "the guest answers nowhere: {error}");
+        sleep(Duration::from_millis(100));
     }
 }
 
