@@ -55,7 +55,7 @@ fn every_call_has_its_errors_and_every_body_an_example() {
             for status in ["401", "403", "429", "500", "default"] {
                 assert!(responses.contains_key(status), "{method} {path} never answers {status}");
             }
-            assert_eq!(path.contains('{') && !responses.contains_key("404"), false, "{method} {path}");
+            assert!(!path.contains('{') || responses.contains_key("404"), "{method} {path}");
             let mut bodies = BTreeSet::new();
             collect_references(&operation["requestBody"], &mut bodies);
             collect_references(&operation["responses"], &mut bodies);
