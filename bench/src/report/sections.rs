@@ -312,6 +312,9 @@ const POOL: Section = Section {
             "faults",
             "Members killed at random instants while `cp` writes; then all files are read with each benefactor away in turn.",
         ),
+        ("commits", "Files that become visible in a second when 64 clients commit at once, by the database."),
+        ("restart", "From the start of a manager that was killed until it has answered a client."),
+        ("erasure", "Old chunks cut into pieces, and put together again with pieces lost, by one core."),
         (
             "scale.files",
             "A manager of many files: its memory, opens of files not yet looked at, lists of chunks judged.",

@@ -1,6 +1,7 @@
 //! A pool in this process: manager and benefactors with real sockets and TLS, their data on a tmpfs, so that
 //! the disk of the machine is not what is measured.
 
+use super::claims::Confirms;
 use anyhow::{Result, ensure};
 use std::{
     path::Path,
@@ -39,13 +40,18 @@ pub(super) fn admit(dir: &Path, name: &str, key: PublicKey) -> Result<()> {
 impl Members {
     /// Starts all, and waits until the manager knows them.
     pub(super) fn start(benefactors: usize) -> Result<Self> {
+        Self::start_at(benefactors, TempDir::new_in("/dev/shm")?, None)
+    }
+
+    /// Starts all below `dir`, the manager on a database that is not a file if one is named.
+    pub(super) fn start_at(benefactors: usize, dir: TempDir, database: Option<String>) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-        let dir = TempDir::new_in("/dev/shm")?;
         let data = dir.path().join("manager");
         Identity::load_or_create(&data)?;
         admit(&data, "client", Identity::load_or_create(&dir.path().join("client"))?.public_key())?;
         let mut options = ManagerOptions::new(data.clone(), "127.0.0.1:0".parse()?);
         options.interval = 1;
+        options.database = database;
         let manager = runtime.block_on(Manager::open(options))?;
         let address = manager.address();
         runtime.spawn(manager.run());
@@ -84,7 +90,7 @@ impl Members {
     /// A client with nothing cached.
     pub(super) fn pool(&self) -> Result<Pool> {
         let identity = Arc::new(Identity::load_or_create(&self.dir.path().join("client"))?);
-        let dialer = TlsDialer::new(identity, "client".parse()?, ());
+        let dialer = TlsDialer::new(identity, "client".parse()?, Confirms);
         let options = PoolOptions::new(vec![self.address.clone()]);
         Ok(Pool::new(options, Arc::new(dialer), self.runtime.handle().clone()))
     }

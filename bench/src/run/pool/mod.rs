@@ -6,7 +6,10 @@
 mod bandwidth;
 mod blast;
 mod capsules;
+mod claims;
+mod commits;
 mod cutting;
+mod erasure;
 mod faults;
 mod figures;
 mod link;
@@ -14,6 +17,7 @@ mod members;
 mod model;
 mod moosefs;
 mod peers;
+mod postgres;
 mod processes;
 mod s3;
 mod scale;
@@ -46,6 +50,21 @@ pub(crate) const EXPERIMENTS: &[Experiment] = &[
         rows: &["peers"],
         about: "a series of images written, beside other places",
         run: peers::run,
+    },
+    Experiment {
+        rows: &["commits"],
+        about: "commits a second of 64 clients, by both databases",
+        run: commits::commits,
+    },
+    Experiment {
+        rows: &["erasure"],
+        about: "chunks cut into pieces, and put together with some lost",
+        run: erasure::run,
+    },
+    Experiment {
+        rows: &["restart"],
+        about: "a killed manager of ten million chunks, until it serves again",
+        run: commits::restart,
     },
     Experiment {
         rows: &["scale.files"],

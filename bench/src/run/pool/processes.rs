@@ -1,7 +1,7 @@
 //! A pool of processes as people start them: `whimbrel pool manager`, `whimbrel pool benefactor`, `whimbrel
 //! mount pool:`. Each can be killed and started again, and may be a host in a network namespace of its own.
 
-use super::{admit, s3};
+use super::{admit, claims::Confirms, s3};
 use crate::hosts::program;
 use anyhow::{Context as _, Result, ensure};
 use std::{
@@ -183,7 +183,7 @@ impl Processes {
     /// A client of this process. Its calls must run on the runtime of the clients' namespace.
     fn pool(&self) -> Result<Pool> {
         let identity = Arc::new(Identity::load_or_create(&self.dir.path().join("client"))?);
-        let dialer = TlsDialer::new(identity, "client".parse()?, ());
+        let dialer = TlsDialer::new(identity, "client".parse()?, Confirms);
         let options = PoolOptions::new(vec![self.address.clone()]);
         Ok(Pool::new(options, Arc::new(dialer), self.runtime.handle().clone()))
     }

@@ -1,7 +1,7 @@
 //! `scale.files`, `scale.clients`: what a manager of many files needs, and how several clients share many
 //! benefactors (figure 8).
 
-use super::{Context, Processes, noise, processes::Mount, rate, write};
+use super::{Context, Processes, claims::claim, noise, processes::Mount, rate, write};
 use crate::harness::{Goal, Row, Samples, scratch};
 use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;
@@ -16,8 +16,8 @@ use whimbrel_pool::{
     client::Pool,
     policy::Policy,
     protocol::{
-        BenefactorStatus, Commit, CommitFile, EndSession, FindGarbage, Heartbeat, Inventory, MakeNode,
-        NewNode, RegisterChunks, Reserve, ReserveSpace, WrittenChunk, get_numbers, put_aged, put_written,
+        Commit, CommitFile, EndSession, FindGarbage, Inventory, MakeNode, NewNode, RegisterChunks, Reserve,
+        ReserveSpace, WrittenChunk, get_numbers, put_aged, put_written,
     },
 };
 
@@ -32,25 +32,6 @@ const LISTED: usize = 20_000;
 
 fn digest(chunk: u64) -> Digest {
     Digest::of(&chunk.to_le_bytes())
-}
-
-/// A benefactor that says it holds ten million chunks: metadata is what is measured, so there is nothing
-/// behind it.
-async fn claim(pool: &Pool) -> Result<u16> {
-    let (name, address) = ("claims".to_owned(), "127.0.0.1:1".to_owned());
-    let (capacity, free) = (1 << 50, 1 << 50);
-    let status = BenefactorStatus {
-        name,
-        address,
-        pool: 0,
-        capacity,
-        used: 0,
-        free,
-        chunks: 0,
-        draining: false,
-        owed: 0,
-    };
-    Ok(pool.call_manager::<Heartbeat>(&status, Bytes::new()).await?.0.id)
 }
 
 /// Commits files, as a client would that has written them to that benefactor.

@@ -134,7 +134,7 @@ fn exit_of_pool(error: &PoolError) -> u8 {
     match (error, error.code()) {
         (PoolError::ManagerUnreachable { .. }, _) => exit::UNREACHABLE,
         (_, Some(code::NOT_FOUND)) => exit::NOT_FOUND,
-        (_, Some(code::EXISTS | code::NOT_EMPTY | code::PINNED)) => exit::CONFLICT,
+        (_, Some(code::EXISTS | code::NOT_EMPTY | code::PINNED | code::INCOMPLETE)) => exit::CONFLICT,
         (_, Some(code::INVALID)) => exit::USAGE,
         (PoolError::Unreadable { .. }, _) | (_, Some(code::DAMAGED)) => exit::DAMAGED,
         _ => exit::FAILED,

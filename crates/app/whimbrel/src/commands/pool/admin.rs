@@ -16,10 +16,13 @@ use tokio::runtime::Runtime;
 use whimbrel_core::ByteSize;
 use whimbrel_pool::{
     chunk::Chunking,
+    erasure::{Coding, PieceCounts, PieceCountsError},
     policy::{Policy, Safety},
     protocol::{MemberLabels, MemberReport, PoolStatus, Purged, ScrubReport, VersionInfo},
 };
-use whimbrel_wire::Code;
+
+/// Age from which versions are kept in pieces, if none is named.
+const CODE_AFTER: Duration = Duration::from_secs(30 * 86_400);
 
 /// Show benefactors, space, missing copies and the gain of deduplication
 #[derive(Debug, clap::Args)]
@@ -62,6 +65,12 @@ pub(super) struct SetPolicy {
     /// Retain the newest version of each of the last N weeks
     #[arg(long, value_name = "N")]
     keep_weekly: Option<u32>,
+    /// Keep what is older than --code-after in pieces: DATA+PARITY, like 4+2, or inherit
+    #[arg(long, value_name = "PIECES")]
+    code: Option<Code>,
+    /// Age from which versions are kept in pieces [default: 30d]
+    #[arg(long, value_name = "DURATION", requires = "code")]
+    code_after: Option<DurationArg>,
     /// Retain all versions
     #[arg(long, conflicts_with_all = ["keep_last", "keep_for", "keep_daily", "keep_weekly"])]
     keep_all: bool,
@@ -77,6 +86,29 @@ enum When {
     Optimistic,
     /// All copies that the policy asks for
     Pessimistic,
+}
+
+/// Counts of pieces, as text.
+#[derive(Debug, Clone, Copy)]
+enum Code {
+    Pieces(PieceCounts),
+    Inherit,
+}
+
+impl FromStr for Code {
+    type Err = PieceCountsError;
+
+    fn from_str(text: &str) -> Result<Self, PieceCountsError> {
+        if text == "inherit" { Ok(Self::Inherit) } else { text.parse().map(Self::Pieces) }
+    }
+}
+
+/// The policy of a path, and how old versions are kept.
+#[derive(Debug, Serialize)]
+struct ShownPolicy {
+    #[serde(flatten)]
+    policy: Policy,
+    coding: Option<Coding>,
 }
 
 /// Chunking of files, as text.
@@ -143,11 +175,11 @@ impl Status {
         let status = pool.block(pool.status()).map_err(CliError::Pool)?;
         let scrubs = match pool.block(pool.scrubs()) {
             // A manager of an earlier version.
-            Err(error) if error.code() == Some(Code::UNKNOWN_KIND) => Vec::new(),
+            Err(error) if error.code() == Some(whimbrel_wire::Code::UNKNOWN_KIND) => Vec::new(),
             scrubs => scrubs.map_err(CliError::Pool)?,
         };
         let members = match pool.block(pool.members()) {
-            Err(error) if error.code() == Some(Code::UNKNOWN_KIND) => MemberReport::default(),
+            Err(error) if error.code() == Some(whimbrel_wire::Code::UNKNOWN_KIND) => MemberReport::default(),
             members => members.map_err(CliError::Pool)?,
         };
         if self.metrics {
@@ -257,6 +289,14 @@ impl SetPolicy {
         numbers || keeps || self.safety.is_some() || self.chunking.is_some()
     }
 
+    fn coding(&self, code: Code) -> Option<Coding> {
+        let after = self.code_after.map_or(CODE_AFTER, |after| after.0).as_secs();
+        match code {
+            Code::Pieces(pieces) => Some(Coding { pieces, after }),
+            Code::Inherit => None,
+        }
+    }
+
     fn apply(&self, mut policy: Policy) -> Policy {
         policy.copies = self.copies.unwrap_or(policy.copies);
         policy.width = self.stripe_width.unwrap_or(policy.width);
@@ -287,9 +327,17 @@ impl SetPolicy {
                 let now = pool.policy(folder).await?.1;
                 pool.set_policy(folder, Some(self.apply(now))).await?;
             }
-            Ok(pool.policy(folder).await?.1)
+            if let Some(code) = self.code {
+                pool.set_coding(folder, self.coding(code)).await?;
+            }
+            let coding = match pool.coding(folder).await {
+                // A manager of an earlier version.
+                Err(error) if error.code() == Some(whimbrel_wire::Code::UNKNOWN_KIND) => None,
+                coding => coding?.1,
+            };
+            Ok(ShownPolicy { policy: pool.policy(folder).await?.1, coding })
         });
-        context.output.result(&policy.map_err(CliError::Pool)?, |policy| {
+        context.output.result(&policy.map_err(CliError::Pool)?, |ShownPolicy { policy, coding }| {
             let keep = [
                 policy.keep.last.map(|n| format!("the last {n}")),
                 policy.keep.seconds.map(|n| format!("all of the last {}", span(Duration::from_secs(n)))),
@@ -304,9 +352,16 @@ impl SetPolicy {
                 ("stripe width", policy.width.to_string()),
                 ("chunking", format!("{:?}", policy.cutting)),
                 ("retained", keep),
+                ("pieces", coding_text(*coding)),
             ])
         })
     }
+}
+
+/// How old versions are kept, for people.
+fn coding_text(coding: Option<Coding>) -> String {
+    let text = |Coding { pieces, after }| format!("{pieces} after {}", span(Duration::from_secs(after)));
+    coding.map_or_else(|| "none, old versions have copies too".to_owned(), text)
 }
 
 impl Versions {

@@ -2,6 +2,7 @@
 
 mod admin;
 mod backup;
+mod group;
 mod members;
 pub(crate) mod mount;
 mod pins;
@@ -31,6 +32,7 @@ Examples:
   whimbrel pool pins --manager MANAGER               list versions that policies do not delete
   whimbrel pool drain b1 --manager MANAGER
   whimbrel pool label b1 --rack 3 --manager MANAGER  keep copies in different racks
+  whimbrel pool group begin /blast/step40 --files 64 --manager MANAGER    files that appear together
   whimbrel pool expel b1 --manager MANAGER           take all rights from a member
   whimbrel pool backup --manager MANAGER             back up the metadata now; done every hour by itself
   whimbrel pool restore --data /var/lib/pool FROM    bring a pool back whose metadata is lost
@@ -64,6 +66,7 @@ enum Action {
     Label(removal::Label),
     Expel(removal::Expel),
     Forget(removal::Forget),
+    Group(group::Group),
     Backup(backup::Backup),
     Restore(backup::Restore),
     Secret(members::Secret),
@@ -93,6 +96,7 @@ impl Args {
             Action::Label(args) => args.run(context, &runtime),
             Action::Expel(args) => args.run(context, &runtime),
             Action::Forget(args) => args.run(context, &runtime),
+            Action::Group(args) => args.run(context, &runtime),
             Action::Backup(args) => args.run(context, &runtime),
             Action::Restore(args) => args.run(context, &runtime),
             Action::Secret(args) => args.run(context),
