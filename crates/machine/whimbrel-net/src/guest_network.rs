@@ -1,8 +1,8 @@
 //! Network of a QEMU: a namespace with a tap device for each port of its machine, and nobody else in it.
 //!
-//! A tap device is the only network back end of QEMU 7.2 that knows headers of offloads. In a namespace of its own
-//! it reaches nothing but its packet socket: it has no address, and no other device is there. The namespace
-//! ends with QEMU and the packet sockets.
+//! A tap device is the only network back end of QEMU 7.2 that knows headers of offloads. In a namespace of
+//! its own it reaches nothing but its packet socket: it has no address, and no other device is there. The
+//! namespace ends with QEMU and the packet sockets.
 
 use crate::{NetError, netlink, packet_socket::PacketSocket, tap};
 use nix::{

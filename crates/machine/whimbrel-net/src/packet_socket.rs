@@ -1,9 +1,10 @@
 //! Packet socket: the host's end of a tap device that QEMU has. One of two modules of this crate with
 //! `unsafe`; the other is `tap`.
 //!
-//! packet(7), linux/if_packet.h. It receives what QEMU writes to the device and sends what QEMU is to read, each
-//! frame after a header of offloads (`PACKET_VNET_HDR`). What the guest cannot take whole, the kernel cuts and
-//! computes. The kernel takes VLAN tags out of received frames and tells of them beside; they are put back.
+//! packet(7), linux/if_packet.h. It receives what QEMU writes to the device and sends what QEMU is to read,
+//! each frame after a header of offloads (`PACKET_VNET_HDR`). What the guest cannot take whole, the kernel
+//! cuts and computes. The kernel takes VLAN tags out of received frames and tells of them beside; they are
+//! put back.
 
 use crate::offload::HEADER;
 use libc::{SOL_PACKET, c_int, c_void, socklen_t};

@@ -50,8 +50,8 @@ pub enum GuestSide {
     /// Socket on which QEMU listens: `-netdev stream,server=on,addr.type=unix,addr.path=…`. It need not exist
     /// yet. Every frame is as on the wire.
     Stream(PathBuf),
-    /// Tap device of a [`GuestNetwork`](crate::GuestNetwork), which QEMU has got. Checksums and the cutting of
-    /// large segments are left to the network.
+    /// Tap device of a [`GuestNetwork`](crate::GuestNetwork), which QEMU has got. Checksums and the cutting
+    /// of large segments are left to the network.
     Tap {
         /// Descriptor of the namespace, or of QEMU, which is in it (pidfd).
         namespace: OwnedFd,

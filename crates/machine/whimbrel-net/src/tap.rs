@@ -79,8 +79,8 @@ pub(crate) fn create_with_offloads(name: &str) -> io::Result<File> {
     create(name, IFF_TAP | IFF_VNET_HDR).map(|(device, _)| device)
 }
 
-/// Bytes of the header before each frame of a device; its guest may have made them 12 (Virtual I/O Device 1.2,
-/// section 5.1.6).
+/// Bytes of the header before each frame of a device; its guest may have made them 12 (Virtual I/O Device
+/// 1.2, section 5.1.6).
 pub(crate) fn header_size(device: &File) -> io::Result<usize> {
     let mut size = 0;
     // SAFETY: the descriptor is open, and `size` is a live integer that the kernel writes.

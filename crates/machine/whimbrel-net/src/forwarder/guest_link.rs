@@ -1,8 +1,8 @@
 //! Link to QEMU: its stream socket, or the packet socket of its tap device.
 //!
-//! A stream carries frames after their lengths, and makes QEMU wait while it is not read. A packet socket carries
-//! packets, which are frames after a header of offloads, one at a time; what is not read in time is dropped, as
-//! by a switch. In both directions they wait here in the form of the stream.
+//! A stream carries frames after their lengths, and makes QEMU wait while it is not read. A packet socket
+//! carries packets, which are frames after a header of offloads, one at a time; what is not read in time is
+//! dropped, as by a switch. In both directions they wait here in the form of the stream.
 
 use super::Step;
 use crate::{

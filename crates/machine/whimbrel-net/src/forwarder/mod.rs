@@ -1,11 +1,11 @@
 //! Forwarder: moves frames between QEMU and the tap device. One thread for each port, which blocks only in
 //! poll.
 //!
-//! Outbound: one read takes many frames from the link; each is written to the tap (which takes one at a
-//! time) or to the output buffer. Inbound: many frames are read from the tap into one buffer, after their
-//! lengths, and sent to QEMU. All queues are bounded: while QEMU does not read, the tap is not read, or QEMU's own,
-//! and its queue overflows, as a switch's does. While the output buffer is full, the link is not read: QEMU waits
-//! behind a stream, and the queue of a packet socket overflows.
+//! Outbound: one read takes many frames from the link; each is written to the tap (which takes one at a time)
+//! or to the output buffer. Inbound: many frames are read from the tap into one buffer, after their lengths,
+//! and sent to QEMU. All queues are bounded: while QEMU does not read, the tap is not read, or QEMU's own,
+//! and its queue overflows, as a switch's does. While the output buffer is full, the link is not read: QEMU
+//! waits behind a stream, and the queue of a packet socket overflows.
 //!
 //! Packets have the form of QEMU's end of the link: with a header of offloads before each frame, or without.
 //! Whatever leaves this host, is logged or compared is plain.
@@ -46,8 +46,8 @@ use whimbrel_core::lock;
 const REPLAY_INTERVAL: Duration = Duration::from_millis(1);
 /// Large reads in one turn, so that callers do not wait long for the port.
 const READS_PER_TURN: usize = 16;
-/// Turns after which the queue of a packet socket is empty, also of the smallest frames: each is counted as 768
-/// bytes at least.
+/// Turns after which the queue of a packet socket is empty, also of the smallest frames: each is counted as
+/// 768 bytes at least.
 const TURNS_TO_EMPTY: usize = 16;
 /// Most frames read from the tap in one turn.
 const FRAMES_PER_TURN: usize = 256;

@@ -2,12 +2,12 @@
 //! segment. Pure; frames are untrusted input.
 //!
 //! A frame between QEMU and the host has a header of ten bytes in front, `struct virtio_net_hdr`
-//! (linux/virtio_net.h; Virtual I/O Device 1.2, section 5.1.6), in the byte order of the host. [`check`] refuses
-//! a header that does not fit its frame, before the frame reaches a device of the host. [`plain`] does what was
-//! left, for whoever knows no headers: other hosts and logs.
+//! (linux/virtio_net.h; Virtual I/O Device 1.2, section 5.1.6), in the byte order of the host. [`check`]
+//! refuses a header that does not fit its frame, before the frame reaches a device of the host. [`plain`]
+//! does what was left, for whoever knows no headers: other hosts and logs.
 //!
-//! A device adds the same to every segment: its sequence number (RFC 9293), length, identification, checksums. The
-//! flags FIN and PSH are in the last segment only, CWR in the first (RFC 3168, section 6.1.2).
+//! A device adds the same to every segment: its sequence number (RFC 9293), length, identification,
+//! checksums. The flags FIN and PSH are in the last segment only, CWR in the first (RFC 3168, section 6.1.2).
 
 mod headers;
 mod segments;

@@ -40,8 +40,8 @@ pub struct LaunchSpec {
     pub vmgenid: Option<Vmgenid>,
     /// Whether the machine waits for [`crate::Qemu::load`] instead of booting.
     pub incoming: bool,
-    /// Namespace and tap devices for its network ports; if none, QEMU listens on [`LaunchSpec::net_socket`]. A
-    /// state that was saved with tap devices loads only with them.
+    /// Namespace and tap devices for its network ports; if none, QEMU listens on [`LaunchSpec::net_socket`].
+    /// A state that was saved with tap devices loads only with them.
     pub network: Option<Arc<TapDevices>>,
     /// Whether the machine has a balloon. Source and target of a migration must agree.
     pub balloon: bool,
