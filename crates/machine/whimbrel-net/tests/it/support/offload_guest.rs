@@ -1,7 +1,13 @@
 //! A real guest whose network port leaves checksums and the cutting of segments to the network, or not.
 
 use crate::support::PATIENCE;
-use std::{fs, net::SocketAddr, os::unix::net::UnixStream, sync::Arc, time::Duration};
+use std::{
+    fs,
+    net::{Ipv4Addr, SocketAddr},
+    os::unix::net::UnixStream,
+    sync::Arc,
+    time::Duration,
+};
 use tempfile::TempDir;
 use whimbrel_core::{Boot, ByteSize, Digest, MachineConfig, NicConfig};
 use whimbrel_machine::Machine;
