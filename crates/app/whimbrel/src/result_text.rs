@@ -14,12 +14,7 @@ pub(crate) fn describe(result: &OperationResult) -> String {
         OperationResult::Suspend(report) => {
             capture(report, &format!("continue with `whimbrel resume {}`", report.capsule.short()))
         }
-        OperationResult::Rewind { machine, capsule, tag, to_running_ms, .. } => format!(
-            "{machine} runs as it was at {} after {}; `whimbrel rewind {machine} {tag}` goes back to the state \
-             before\n",
-            capsule.short(),
-            milliseconds(*to_running_ms)
-        ),
+        OperationResult::Rewind { .. } => rewound(result),
         OperationResult::Resume { machines, to_running_ms } => {
             format!("{} runs after {}\n", names(machines), milliseconds(*to_running_ms))
         }
@@ -81,6 +76,16 @@ pub(crate) fn describe(result: &OperationResult) -> String {
         OperationResult::Follow { host: None } => "capsules are no longer uploaded\n".to_owned(),
         OperationResult::Cache { pages } => format!("{}\n", count(*pages, "page")),
     }
+}
+
+fn rewound(result: &OperationResult) -> String {
+    let OperationResult::Rewind { machine, capsule, tag, to_running_ms, .. } = result else {
+        return String::new();
+    };
+    let (capsule, time) = (capsule.short(), milliseconds(*to_running_ms));
+    format!(
+        "{machine} runs as it was at {capsule} after {time}; `whimbrel rewind {machine} {tag}` undoes it\n"
+    )
 }
 
 fn sealed_text(sealed: ByteSize, plain: ByteSize) -> String {

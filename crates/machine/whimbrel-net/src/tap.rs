@@ -40,13 +40,13 @@ nix::ioctl_readwrite_bad!(
 );
 
 nix::ioctl_write_int_bad!(
-    /// Ioctl TUNSETOFFLOAD.
+    /// Tells the device which offloads its reader accepts (TUNSETOFFLOAD).
     set_offloads,
     0x4004_54d0
 );
 
 nix::ioctl_read_bad!(
-    /// Ioctl TUNGETVNETHDRSZ.
+    /// Reads the size of the header before each frame (TUNGETVNETHDRSZ).
     get_header_size,
     0x8004_54d7,
     i32

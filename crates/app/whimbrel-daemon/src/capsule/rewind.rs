@@ -1,7 +1,7 @@
 //! Rewind: takes a machine back to an earlier capsule, and keeps its present state as a capsule.
 //!
-//! The machine is suspended first, so nothing of it is lost whatever happens next. If the earlier state cannot
-//! be resumed, the present one is.
+//! The machine is suspended first, so nothing of it is lost whatever happens next. If the earlier state
+//! cannot be resumed, the present one is.
 
 use super::checkpoint::CheckpointOptions;
 use crate::{

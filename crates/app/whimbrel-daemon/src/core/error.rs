@@ -238,6 +238,10 @@ impl DaemonError {
                 "`whimbrel import {} NAME` makes a capsule of it, which `whimbrel resume NAME` boots",
                 path.display()
             ),
+            Self::NotItsPast { name, capsule } => format!(
+                "`whimbrel log {name}` lists its states; `whimbrel resume {} --name NAME` runs this one beside it",
+                capsule.short()
+            ),
             Self::Image { path, source: ImageError::NeedsFile { .. } | ImageError::Unsupported { .. } } => format!(
                 "make one file of it where you trust all of them: `qemu-img convert -O qcow2 {} NEW.qcow2`",
                 path.display()
@@ -275,10 +279,6 @@ impl DaemonError {
             Self::NameTaken { name } => {
                 format!("choose another name, or end the machine with `whimbrel stop {name}`")
             }
-            Self::NotItsPast { name, capsule } => format!(
-                "`whimbrel log {name}` lists its states; `whimbrel resume {} --name NAME` runs this one beside it",
-                capsule.short()
-            ),
             Self::Busy { name, .. } => format!("`whimbrel ps` shows when {name} is free again"),
             Self::Unresolved { name, .. } => format!(
                 "make sure that the other host does not run it, then `whimbrel resolve {name} --run-here`; or `--discard` this copy"

@@ -118,7 +118,8 @@ pub(crate) enum Phase {
         /// The QEMU ended before anything started it: it goes back to the source, and never runs here.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         never_ran: bool,
-        /// Record of the handoff that this migration brings back; the record again if the machine does not come.
+        /// Record of the handoff that this migration brings back; again the machine's record if it does not
+        /// come.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         handed_off: Option<Box<Record>>,
     },

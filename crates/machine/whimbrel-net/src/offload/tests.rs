@@ -1,3 +1,5 @@
+//! Tests of offload headers: what the kernel would make of a frame, and headers that lie.
+
 use super::*;
 use proptest::prelude::*;
 

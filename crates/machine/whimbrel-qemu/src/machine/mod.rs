@@ -109,7 +109,7 @@ impl Qemu {
         self.process.pidfd()
     }
 
-    /// Its descriptor of the tap device of network port `index`, if it has one.
+    /// The process's descriptor of the tap device of network port `index`, if it has one.
     pub fn tap_device(&self, index: usize) -> io::Result<Option<OwnedFd>> {
         tap_device::of(&self.process.pidfd()?, self.pid(), index)
     }

@@ -183,8 +183,7 @@ impl Daemon {
         let inherited = prepared.seeding.as_ref().map(StandbySeeding::inherited_record);
         let mut handover = HandoverRecord::new(self, record, to, offer, inherited);
         handover.away = live.away.as_deref();
-        let ports = &live.ports;
-        let (qemu, disks) = (&mut live.qemu, &live.disks);
+        let (ports, qemu, disks) = (&live.ports, &mut live.qemu, &live.disks);
         let mut stoppable = DelayedPause {
             machine: PausableMachine {
                 qemu,

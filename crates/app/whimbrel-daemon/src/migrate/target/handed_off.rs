@@ -18,8 +18,8 @@ use whimbrel_migrate::protocol::Offer;
 use whimbrel_vm::remove_overlays;
 
 impl Daemon {
-    /// Refuses an incoming machine whose name is in use here. The name of a machine that was handed off is free
-    /// for the host that has it, and for a machine that last came from the capsule of the handoff.
+    /// Refuses an incoming machine whose name is in use here. The name of a machine that was handed off is
+    /// free for the host that has it, and for a machine that last came from the capsule of the handoff.
     pub(super) fn check_incoming_name(&self, offer: &Offer, from: &HostName) -> Result<(), DaemonError> {
         let comes_back = self.machines.get(&offer.name).is_ok_and(|machine| match machine.info().state {
             MachineState::HandedOff { to } => {

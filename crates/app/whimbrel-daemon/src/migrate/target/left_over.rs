@@ -1,4 +1,4 @@
-//! What an earlier daemon left of an incoming machine.
+//! Incoming machines that an earlier daemon left: what they wait for, and how they are discarded.
 
 use super::handed_off;
 use crate::{
