@@ -370,6 +370,20 @@ const SESSIONS: Section = Section {
         ("session.save", "A file written anew with one page in a hundred changed, until the server has it."),
         ("session.copy", "`cp` of a file to another name on the mount, until the server has it."),
         ("session.open-dir", "Listing of a directory of 100,000 files."),
+        (
+            "session.two.writers",
+            "A change of one client until another sees it, from the return of the call, beside one round trip.",
+        ),
+        ("session.alone.asks", "Requests of a build on a warm mount that nobody disturbs."),
+        (
+            "session.fsx",
+            "Random operations on a file that are not as on a local disk, in four units under three policies, \
+             while links are cut.",
+        ),
+        (
+            "session.pjdfstest",
+            "Checks of the public suite that pass on a mount of root; `WHIMBREL_PJDFSTEST` names its folder.",
+        ),
         ("session.posix", "Wrong bytes of `fio`, random operations, git and a compiler while links are cut."),
         ("session.faults", "Synced writes lost when client, server or link die."),
         (

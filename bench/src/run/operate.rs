@@ -90,10 +90,14 @@ pub(super) fn fill(hosts: &mut Hosts) -> Result<()> {
 
 /// Copies the record of a machine that is off and has no disk.
 fn copy_record(folder: &Path, from: &str, to: &str) -> Result<()> {
-    let text = fs::read_to_string(folder.join(from).join("machine.json"))?;
+    let record = fs::read(folder.join(from).join("machine.json"))?;
+    let mut record: serde_json::Value = serde_json::from_slice(&record)?;
+    // A record that was written by hand has no checksum.
+    record.as_object_mut().context("the record is no object")?.remove("check");
+    record["name"] = to.into();
     let copy = folder.join(to);
     fs::create_dir(&copy)?;
-    fs::write(copy.join("machine.json"), text.replace(&format!("\"{from}\""), &format!("\"{to}\"")))?;
+    fs::write(copy.join("machine.json"), record.to_string())?;
     Ok(())
 }
 

@@ -53,9 +53,9 @@ mod tests {
             KeyChangeRequest MachineInfo MatchRequest MigrateRequest MigrationRecord NetworkInfo NetworkRequest
             NewToken Operation OutdatedReport PortsRequest PreviousCapsule PromoteReport PromoteRequest
             ProtectRequest PublishedPort PullRequest PushRequest RefRights RefVersion RemoteCapsule
-            RepairRequest ResolveRequest ResumeRequest RunRequest ScheduleInfo ScheduleReport ScheduleRequest
-            ScheduleRunRequest SettingsRequest StopRequest StoreEncryption SuspendRequest TagRequest Tagged
-            TokenInfo TokenRequest TrustEntry
+            RepairRequest ResolveRequest ResumeRequest RewindRequest RunRequest ScheduleInfo ScheduleReport
+            ScheduleRequest ScheduleRunRequest SettingsRequest StopRequest StoreEncryption SuspendRequest
+            TagRequest Tagged TokenInfo TokenRequest TrustEntry
         };
         assert_eq!(tried, examples().into_keys().collect());
     }

@@ -91,7 +91,7 @@ pub(crate) fn open(
             let key = match unlock(files, Some(data), master) {
                 Err(StoreError::Keys { .. }) if is_wrong(files, data)? => {
                     let key = unlock(files, None, master)?;
-                    tracing::error!("the marker of the store names another key than both copies of it");
+                    tracing::error!("a byte of the store's marker is damaged; it is made again");
                     set_aside(files, MARKER)?;
                     publish(files, "", MARKER, Layout::Encrypted(key.id).marker().as_bytes())?;
                     key
@@ -110,12 +110,17 @@ fn is_later(marker: &str) -> bool {
     number.is_some_and(|number| number > 2)
 }
 
-/// Whether both copies of the keys name one data key, and the marker names another.
+/// Whether a byte of the marker's key is damaged: both copies of the keys name one data key, which differs
+/// from it in one byte. Keys that differ in more are those of another store.
 pub(crate) fn is_wrong(files: &dyn Vfs, data: KeyId) -> Result<bool> {
     Ok(match [read_copy(files, KEYS)?, read_copy(files, KEYS_COPY)?] {
-        [Some(one), Some(other)] => one.data == other.data && one.data != data,
+        [Some(one), Some(other)] => one.data == other.data && differing_bytes(one.data, data) == 1,
         _ => false,
     })
+}
+
+fn differing_bytes(one: KeyId, other: KeyId) -> usize {
+    (one.0 ^ other.0).to_be_bytes().into_iter().filter(|byte| *byte != 0).count()
 }
 
 /// Makes a store. The marker comes last, so a store with a marker has its directories.

@@ -43,7 +43,12 @@ impl Call for QueryCapacity {
 }
 
 impl Daemon {
-    pub(crate) fn spare_capacity(&self, machines: &[CapacityQuery]) -> Result<CapacityReply, DaemonError> {
+    /// What this host has room for, and which machines of host `from` it would refuse.
+    pub(crate) fn spare_capacity(
+        &self,
+        from: &HostName,
+        machines: &[CapacityQuery],
+    ) -> Result<CapacityReply, DaemonError> {
         if machines.len() > MACHINES_MAX {
             return Err(DaemonError::invalid(format!("a query names at most {MACHINES_MAX} machines")));
         }
@@ -53,7 +58,7 @@ impl Daemon {
             let known = qemu.machine_type(&machine.machine).is_some();
             let unknown =
                 || DaemonError::invalid(format!("QEMU {} does not have {}", qemu.version, machine.machine));
-            let free = self.machines.check_free(&machine.name, false);
+            let free = self.check_incoming_name((&machine.name, None), from);
             free.and_then(|()| if known { Ok(()) } else { Err(unknown()) }).err()
         };
         let refused =

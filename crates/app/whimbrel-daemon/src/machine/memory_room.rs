@@ -47,7 +47,7 @@ mod tests {
         let refused = host.reserve_memory(ByteSize(all / 2)).unwrap_err();
         assert_eq!(refused.code(), whimbrel_api::ErrorCode::NoSpace);
         assert!(refused.to_string().contains("alpha has"), "{refused}");
-        let spare = host.spare_capacity(&[]).unwrap().memory;
+        let spare = host.spare_capacity(&host.name, &[]).unwrap().memory;
         assert!(spare <= all / 3, "what other hosts are told: {spare} of {all}");
         drop(most);
         host.reserve_memory(ByteSize(all / 2)).unwrap();

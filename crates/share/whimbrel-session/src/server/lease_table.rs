@@ -195,6 +195,12 @@ impl LeaseTable {
         held.is_some_and(|held| !matches!(held.lease, Lease::Recalled(..)))
     }
 
+    /// Whether nobody waits for a session any more.
+    #[cfg(test)]
+    pub(super) fn is_slow(&self, id: HolderId) -> bool {
+        self.holders.get(&id).is_some_and(|holder| holder.slow)
+    }
+
     /// Whether anybody has a lease.
     pub(super) fn is_held(&self, file: &Ident) -> bool {
         self.files.contains_key(file)

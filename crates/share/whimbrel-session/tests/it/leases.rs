@@ -106,7 +106,8 @@ fn what_another_session_has_changed_is_one_question_and_its_answer() {
         let before = asked(&other);
         fs::write(here.join("dir/one"), format!("round {round}")).unwrap();
         assert_eq!(text(&there.join("dir/one")), format!("round {round}"));
-        assert_eq!(asked(&other) - before, 1, "attributes and content of a small file");
+        // The file was emptied and written: if the reader asks in between, it asks twice.
+        assert!((1..=2).contains(&(asked(&other) - before)), "attributes and content of a small file");
         let name = format!("dir/new {round}");
         assert!(!there.join(&name).exists());
         let before = asked(&other);

@@ -13,21 +13,25 @@ use crate::{
     },
 };
 use whimbrel_api::MachineState;
-use whimbrel_core::HostName;
-use whimbrel_migrate::protocol::Offer;
+use whimbrel_core::{CapsuleId, HostName, MachineName};
 use whimbrel_vm::remove_overlays;
 
 impl Daemon {
     /// Refuses an incoming machine whose name is in use here. The name of a machine that was handed off is
-    /// free for the host that has it, and for a machine that last came from the capsule of the handoff.
-    pub(super) fn check_incoming_name(&self, offer: &Offer, from: &HostName) -> Result<(), DaemonError> {
-        let comes_back = self.machines.get(&offer.name).is_ok_and(|machine| match machine.info().state {
+    /// free for the host that has it, and for a machine that last came from the capsule of the handoff,
+    /// `origin`.
+    pub(crate) fn check_incoming_name(
+        &self,
+        (name, origin): (&MachineName, Option<CapsuleId>),
+        from: &HostName,
+    ) -> Result<(), DaemonError> {
+        let comes_back = self.machines.get(name).is_ok_and(|machine| match machine.info().state {
             MachineState::HandedOff { to } => {
-                to == *from || offer.origin.is_some_and(|origin| machine.needed_capsules() == [origin])
+                to == *from || origin.is_some_and(|origin| machine.needed_capsules() == [origin])
             }
             _ => false,
         });
-        if comes_back { Ok(()) } else { self.machines.check_free(&offer.name, false) }
+        if comes_back { Ok(()) } else { self.machines.check_free(name, false) }
     }
 }
 
@@ -71,8 +75,8 @@ mod tests {
     use crate::{core::sample, machine::record::ProcessRecord};
     use bytes::Bytes;
     use std::sync::Arc;
-    use whimbrel_core::{ByteSize, CapsuleId, Digest, MachineConfig, MachineName};
-    use whimbrel_migrate::protocol::{ABORT, HandoverId, OFFER};
+    use whimbrel_core::{ByteSize, Digest, MachineConfig};
+    use whimbrel_migrate::protocol::{ABORT, HandoverId, OFFER, Offer};
     use whimbrel_vm::RamFile;
 
     fn host(name: &str) -> HostName {

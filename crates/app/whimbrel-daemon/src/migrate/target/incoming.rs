@@ -105,7 +105,9 @@ impl TargetHost for DaemonTarget {
         let host = self.host.upgrade().ok_or("the host is shutting down")?;
         let space = reserve_space(&host, (offer, from), self.purpose)?;
         let heir = InheritedProtection::from_offer(&host, offer)?;
-        let claim = host.machines.reserve_if(&offer.name, || host.check_incoming_name(offer, from))?;
+        let claim = host
+            .machines
+            .reserve_if(&offer.name, || host.check_incoming_name((&offer.name, offer.origin), from))?;
         let before = host.machines.get(&offer.name).ok();
         let before = before.as_ref().map(|machine| machine.try_lock("arrival", None)).transpose()?;
         let handed_off = handed_off::record_of(before.as_ref())?;
@@ -192,7 +194,7 @@ pub(super) fn host_capacity(host: &Daemon, offer: &Offer, from: &HostName) -> Re
     let missing = |bridge: &String| !whimbrel_net::managed::bridge::exists(bridge);
     let away = offer.tunnel.as_ref().is_some_and(|tunnel| tunnel.home != host.name);
     Ok(HostCapacity {
-        name_taken: host.check_incoming_name(offer, from).is_err(),
+        name_taken: host.check_incoming_name((&offer.name, offer.origin), from).is_err(),
         qemu_version: qemu.version.to_string(),
         knows_machine_type: qemu.machine_type(&offer.config.machine).is_some(),
         accel: whimbrel_qemu::best_accel(qemu),

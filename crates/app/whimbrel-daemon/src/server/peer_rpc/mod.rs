@@ -291,7 +291,7 @@ impl IncomingCall {
             HostRequest::PrepareHandoff | HostRequest::GrantMachine | HostRequest::ClaimMachine => {
                 answer_handoff(host, &asker, &request)
             }
-            HostRequest::QueryCapacity => answer_capacity(host, &request),
+            HostRequest::QueryCapacity => answer_capacity(host, &asker, &request),
             HostRequest::SetGuestPermissions => set_guest_permissions(host, &request),
             HostRequest::EvacuateHost => answer_evacuation(host, &caller, &request),
             HostRequest::ListRefs
@@ -355,9 +355,10 @@ fn live_daemon(host: &Weak<Daemon>) -> Result<Arc<Daemon>, Refusal> {
 }
 
 /// Answers a capacity query. A host that may migrate machines here may ask.
-fn answer_capacity(host: &Arc<Daemon>, request: &Request) -> Answer {
+fn answer_capacity(host: &Arc<Daemon>, asker: &Requester, request: &Request) -> Answer {
     let asked = request.decode::<QueryCapacity>()?;
-    let room: CapacityReply = host.spare_capacity(&asked).map_err(|error| refused(&error_chain(&error)))?;
+    let room = host.spare_capacity(&asker.name, &asked);
+    let room: CapacityReply = room.map_err(|error| refused(&error_chain(&error)))?;
     Reply::of::<QueryCapacity>(&room, Bytes::new())
 }
 

@@ -52,7 +52,7 @@ pub(crate) struct Member {
 
 /// Polls until the condition is true.
 pub(crate) fn until(what: &str, mut so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + Duration::from_secs(120);
     while !so() {
         assert!(Instant::now() < deadline, "never: {what}");
         std::thread::sleep(Duration::from_millis(20));
