@@ -178,7 +178,8 @@ fn a_disk_with_an_odd_partition_is_the_same_bytes_wherever_it_goes() {
     let changed =
         changed["images"].as_array().expect("a list").iter().find(|i| i["name"] == "disk1").cloned();
     let changed = changed.expect("a disk that differs")["changed"].as_u64().expect("a number");
-    assert!((200..600).contains(&changed), "200 blocks were written, and {changed} pages differ");
+    // A block may be chosen twice.
+    assert!((190..600).contains(&changed), "200 blocks were written, and {changed} pages differ");
 
     // Clones, and what is kept of machines that are off.
     alpha.run(&["clone", "three", "--count", "2", "--prefix", "kid", "--network", "isolated"]);

@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn the_bytes_of_pieces_never_change() {
-        let frame: Vec<u8> = (0..10_000_u32).map(|n| (n * 7 >> 3) as u8).collect();
+        let frame: Vec<u8> = (0..10_000_u32).map(|n| ((n * 7) >> 3) as u8).collect();
         let pieces = encode(&Digest::of(&frame), &frame, COUNTS[0]).unwrap();
         assert_eq!(Digest::of(&pieces.concat()).short(), "c6595b13dd74");
         assert_eq!(pieces[0].len(), HEAD + 2500);

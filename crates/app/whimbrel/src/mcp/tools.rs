@@ -6,7 +6,7 @@
 use rmcp::model::{Tool, ToolAnnotations};
 use serde_json::{Map, Value, json};
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     sync::Arc,
 };
 
@@ -125,10 +125,10 @@ fn input(document: &Value, properties: Map<String, Value>, required: Vec<Value>)
     let mut types = BTreeMap::new();
     let mut wanted = localise(&mut input);
     while let Some(name) = wanted.pop_first() {
-        if !types.contains_key(&name) {
-            let mut schema = document["components"]["schemas"][&name].clone();
+        if let Entry::Vacant(place) = types.entry(name) {
+            let mut schema = document["components"]["schemas"][place.key()].clone();
             wanted.extend(localise(&mut schema));
-            types.insert(name, schema);
+            place.insert(schema);
         }
     }
     if !types.is_empty() {
@@ -193,7 +193,7 @@ impl ApiTool {
             path += &format!("{}{name}={value}", if at == 0 { '?' } else { '&' });
         }
         self.query.iter().for_each(|name| drop(arguments.remove(name)));
-        Ok((path, self.has_body.then(|| Value::Object(arguments))))
+        Ok((path, self.has_body.then_some(Value::Object(arguments))))
     }
 }
 

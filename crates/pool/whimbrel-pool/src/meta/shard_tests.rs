@@ -97,7 +97,8 @@ async fn copies_of_a_chunk_go_when_all_its_pieces_are_there_and_not_while_one_is
 async fn what_has_lost_too_many_pieces_is_neither_promised_nor_built_upon() {
     let database = Database::new().await;
     let (chunk, pieces) = database.coded().await;
-    (database.surplus(4).await, database.surplus(5).await);
+    database.surplus(4).await;
+    database.surplus(5).await;
     let known = async || database.meta.find_chunks(&[Digest::of(b"chunk")], 2, NOW, NOW).await.unwrap()[0];
     assert_eq!(known().await, chunk, "its pieces are as good as copies");
     let version = database.commit("other", 1, chunk, 0).await.unwrap();
@@ -121,7 +122,8 @@ async fn a_member_is_not_forgotten_if_that_leaves_too_few_pieces() {
     let (_, pieces) = database.coded().await;
     let forget = async |id| database.meta.remove_member(Some(id), None, false, NOW).await;
     forget(1).await.unwrap();
-    (database.surplus(4).await, database.surplus(5).await);
+    database.surplus(4).await;
+    database.surplus(5).await;
     assert_eq!(forget(4).await.unwrap().lost, 0, "a copy is left");
     let refused = forget(5).await;
     assert!(matches!(refused, Err(MetaError::LastCopies { chunks: 1 })), "{refused:?}");
@@ -136,7 +138,8 @@ async fn a_member_is_not_forgotten_if_that_leaves_too_few_pieces() {
 async fn pieces_stay_while_a_version_or_a_session_needs_them_and_then_go_whole() {
     let database = Database::new().await;
     let (chunk, pieces) = database.coded().await;
-    (database.surplus(4).await, database.surplus(5).await);
+    database.surplus(4).await;
+    database.surplus(5).await;
     let (meta, later) = (&database.meta, NOW + 1000);
     let garbage = async |id: u8| {
         let listed = [(Digest::of(&[id]), 1)];
