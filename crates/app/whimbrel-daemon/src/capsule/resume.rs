@@ -95,6 +95,7 @@ impl Daemon {
             let tunnel = host.tunnel_of(request.network, &manifest, (capsule, kind))?;
             let (manifest, name) = (&manifest, name.clone());
             let plan = Plan { capsule, manifest, name, mode, fetch_rest: then_full, network, tunnel, kind };
+            check_not_cancelled(reporter)?;
             host.make_machine(&plan, reporter)?;
             let name = plan.name;
             let to_running_ms = begun.elapsed().as_secs_f64() * 1e3;
@@ -156,6 +157,7 @@ impl Daemon {
         let work = || loop {
             let at = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             let Some(name) = names.get(at) else { return Ok(()) };
+            check_not_cancelled(reporter)?;
             make(name)?;
             reporter.progress("starting clones", Unit::Items, at as u64 + 1, Some(names.len() as u64));
         };
@@ -226,9 +228,6 @@ impl Daemon {
         plan: &Plan<'_>,
         reporter: &ProgressReporter,
     ) -> Result<(), DaemonError> {
-        if reporter.is_cancelled() {
-            return Err(DaemonError::Cancelled { left: "no machine was made".into() });
-        }
         let _claim = self.machines.reserve(&plan.name, true)?;
         // A suspended machine of that name stays suspended until the new one runs.
         let suspended = self.machines.get(&plan.name).ok();
@@ -370,6 +369,14 @@ impl Plan<'_> {
             record.last = None;
         }
         record
+    }
+}
+
+/// Ends an operation that was cancelled before a machine was made.
+pub(super) fn check_not_cancelled(reporter: &ProgressReporter) -> Result<(), DaemonError> {
+    match reporter.is_cancelled() {
+        true => Err(DaemonError::Cancelled { left: "no machine was made".into() }),
+        false => Ok(()),
     }
 }
 

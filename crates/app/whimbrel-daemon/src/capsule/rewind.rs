@@ -25,14 +25,18 @@ impl Daemon {
         let machine = self.machines.get(name)?;
         let (capsule, manifest) = self.find(&request.capsule)?;
         self.check_own_past(&machine, capsule, &manifest)?;
+        // The pin keeps the capsule when its last name moves to the present state.
+        let pin = self.store.pin(&capsule).map_err(refs::store_error("read the capsule"))?;
         let (host, name, begun) = (self.clone(), name.clone(), Instant::now());
         Ok(self.operations().start(OperationKind::Rewind, name.to_string(), move |reporter| {
+            let _pin = pin;
             let before = host.suspend_to_rewind(&machine, reporter)?;
-            let tag = host.tag_rewound(&before)?;
-            if let Err(error) = host.resume_suspended(&name, (capsule, &manifest), reporter) {
-                host.resume_as_before(&machine, before, reporter);
-                return Err(error);
-            }
+            let rewound = host.tag_rewound(&before).and_then(|tag| {
+                super::resume::check_not_cancelled(reporter)?;
+                host.resume_suspended(&name, (capsule, &manifest), reporter)?;
+                Ok(tag)
+            });
+            let tag = rewound.inspect_err(|_| host.resume_as_before(&machine, before, reporter))?;
             let to_running_ms = begun.elapsed().as_secs_f64() * 1e3;
             Ok(OperationResult::Rewind { machine: name, capsule, before, tag, to_running_ms })
         }))
@@ -78,7 +82,7 @@ impl Daemon {
         Ok(tag)
     }
 
-    /// After a rewind that failed. If this fails as well, the machine stays suspended.
+    /// After a rewind that failed or was cancelled. If this fails as well, the machine stays suspended.
     fn resume_as_before(self: &Arc<Self>, machine: &Machine, before: CapsuleId, reporter: &ProgressReporter) {
         let manifest = self.store.manifest(&before).map_err(refs::store_error("read the capsule"));
         let resumed = manifest

@@ -8,8 +8,8 @@ use crate::{
     benefactor::open_frame,
     chunk_map::{self, ChunkRef, MAX_MAP},
     protocol::{
-        ChunkId, CodedChunk, Fault, GetChunk, Locate, LocatedChunk, ReadMap, ReportFault, code, get_located,
-        put_numbers,
+        BenefactorId, ChunkId, CodedChunk, Fault, GetChunk, Locate, LocatedChunk, ReadMap, ReportFault, code,
+        get_located, put_numbers,
     },
 };
 use bytes::{Bytes, BytesMut};
@@ -152,7 +152,7 @@ impl Pool {
                 because = Some(Arc::new(PoolError::Answer { what: "digest of a sealed chunk" }));
                 continue;
             }
-            match self.fetch_from(piece, &located).await {
+            match self.fetch_from(piece.chunk, &located.digest, &located.places).await {
                 Ok(bytes) => return self.decrypt(piece, bytes),
                 Err(error) => because = error.map(Arc::new).or(because),
             }
@@ -186,20 +186,21 @@ impl Pool {
         }
     }
 
-    /// Reads the chunk from one benefactor after the other, starting with a different one for each chunk. If
-    /// all fail, returns the error of the last.
-    async fn fetch_from(
+    /// Reads a chunk, or a piece of one, from one benefactor after the other, starting with a different one
+    /// for each chunk. If all fail, returns the error of the last.
+    pub(super) async fn fetch_from(
         &self,
-        piece: &ChunkRef,
-        located: &LocatedChunk,
+        chunk: ChunkId,
+        digest: &Digest,
+        places: &[BenefactorId],
     ) -> std::result::Result<Vec<u8>, Option<PoolError>> {
-        let (count, mut because) = (located.places.len(), None);
+        let (count, mut because) = (places.len(), None);
         for step in 0..count {
-            let id = located.places[(piece.chunk as usize + step) % count];
+            let id = places[(chunk as usize + step) % count];
             let Some(place) = self.place(id) else { continue };
-            let got = self.call_benefactor::<GetChunk>(&place, &located.digest, Bytes::new());
+            let got = self.call_benefactor::<GetChunk>(&place, digest, Bytes::new());
             let wrong = match got.await {
-                Ok((_, frame)) => match open_frame(&located.digest, &frame) {
+                Ok((_, frame)) => match open_frame(digest, &frame) {
                     Ok(bytes) => return Ok(bytes),
                     Err(_) => true,
                 },
@@ -214,7 +215,7 @@ impl Pool {
                     }
                 }
             };
-            self.report_fault(Fault { chunk: piece.chunk, benefactor: id, wrong });
+            self.report_fault(Fault { chunk, benefactor: id, wrong });
         }
         Err(because)
     }

@@ -8,11 +8,8 @@ use super::{Pool, PoolError, Result};
 use crate::{
     benefactor::open_frame,
     erasure,
-    protocol::{
-        ChunkId, CodedChunk, CodedPiece, Fault, GetChunk, LocatePieces, MAX_BATCH, code, put_numbers,
-    },
+    protocol::{ChunkId, CodedChunk, LocatePieces, MAX_BATCH, put_numbers},
 };
-use bytes::Bytes;
 use tokio::task::JoinSet;
 use whimbrel_core::{Digest, lock};
 use whimbrel_wire::Code;
@@ -63,7 +60,7 @@ impl Pool {
                 && let Some(piece) = rest.next()
             {
                 let pool = self.clone();
-                reads.spawn(async move { pool.fetch_piece(&piece).await });
+                reads.spawn(async move { pool.fetch_from(piece.chunk, &piece.digest, &piece.places).await });
             }
             match reads.join_next().await {
                 Some(Ok(Ok(part))) => parts.push(part),
@@ -83,31 +80,5 @@ impl Pool {
             erasure::decode(digest, &parts).map_err(|_| PoolError::Answer { what: "piece of a chunk" })?;
         let bytes = open_frame(digest, &frame).map_err(|_| PoolError::Answer { what: "piece of a chunk" })?;
         Ok(Some(bytes))
-    }
-
-    /// Reads one piece from a benefactor that has it; the error of the last one if none gives it.
-    async fn fetch_piece(&self, piece: &CodedPiece) -> std::result::Result<Vec<u8>, Option<PoolError>> {
-        let mut because = None;
-        for id in &piece.places {
-            let Some(place) = self.place(*id) else { continue };
-            let wrong = match self.call_benefactor::<GetChunk>(&place, &piece.digest, Bytes::new()).await {
-                Ok((_, frame)) => match open_frame(&piece.digest, &frame) {
-                    Ok(bytes) => return Ok(bytes),
-                    Err(_) => true,
-                },
-                Err(error) => {
-                    let code = error.code();
-                    because = Some(error);
-                    match code {
-                        Some(code::DAMAGED) => true,
-                        Some(Code::NOT_FOUND) => false,
-                        // The benefactor was not reached, so its piece may be intact.
-                        _ => continue,
-                    }
-                }
-            };
-            self.report_fault(Fault { chunk: piece.chunk, benefactor: *id, wrong });
-        }
-        Err(because)
     }
 }
