@@ -11,7 +11,7 @@ use whimbrel_testkit::guest::{Identity, TestAgent};
 /// The witness of `machine` over its console.
 pub fn console(host: &HostProcess, machine: &str) -> TestAgent {
     let stream = console_stream(host, machine);
-    TestAgent::over(stream.try_clone().expect("a second handle"), stream)
+    TestAgent::over_console(stream).expect("a second handle")
 }
 
 /// The console of `machine`, from now on.

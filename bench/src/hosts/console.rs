@@ -23,5 +23,5 @@ pub(crate) fn console(daemon: &Daemon, machine: &str) -> Result<TestAgent> {
         head.push(byte[0]);
     }
     ensure!(head.starts_with(b"HTTP/1.1 101"), "no console of {machine}: {}", String::from_utf8_lossy(&head));
-    Ok(TestAgent::over(stream.try_clone()?, stream))
+    Ok(TestAgent::over_console(stream)?)
 }

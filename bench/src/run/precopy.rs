@@ -171,7 +171,7 @@ impl Side {
     pub(super) fn boot(&self) -> Result<()> {
         self.execute("cont", json!({}))?;
         let console = UnixStream::connect(self.spec.serial_socket())?;
-        TestAgent::over(console.try_clone()?, console).wait_ready(BOOT_PATIENCE)?;
+        TestAgent::over_console(console)?.wait_ready(BOOT_PATIENCE)?;
         Ok(())
     }
 

@@ -9,6 +9,7 @@ use std::{
     collections::{HashMap, VecDeque},
     io::{self, BufRead, BufReader, Read, Write},
     net::{Shutdown, TcpStream},
+    os::unix::net::UnixStream,
     sync::{
         Arc, Mutex,
         mpsc::{Receiver, RecvTimeoutError, Sender, channel},
@@ -34,23 +35,27 @@ pub struct TestAgent {
     seen: Arc<Mutex<VecDeque<String>>>,
 }
 
-/// Connection that is closed when its writing end is dropped, so that the reading thread ends.
-struct Closing(TcpStream);
+/// Connection that is closed when its writing end is dropped, so that the reading thread ends, and a console
+/// of which QEMU serves one at a time is free for the next one.
+struct Closing<S> {
+    stream: S,
+    close: fn(&S) -> io::Result<()>,
+}
 
-impl Write for Closing {
+impl<S: Write> Write for Closing<S> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.write(bytes)
+        self.stream.write(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.0.flush()
+        self.stream.flush()
     }
 }
 
-impl Drop for Closing {
+impl<S> Drop for Closing<S> {
     fn drop(&mut self) {
         // Fails only if the connection is closed, and then the reader ends too.
-        let _ = self.0.shutdown(Shutdown::Both);
+        let _ = (self.close)(&self.stream);
     }
 }
 
@@ -133,7 +138,14 @@ impl TestAgent {
     /// Connects over a TCP stream.
     pub fn connected(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
-        Ok(Self::over(stream.try_clone()?, Closing(stream)))
+        let close = |stream: &TcpStream| stream.shutdown(Shutdown::Both);
+        Ok(Self::over(stream.try_clone()?, Closing { stream, close }))
+    }
+
+    /// Connects over the socket of a console.
+    pub fn over_console(stream: UnixStream) -> io::Result<Self> {
+        let close = |stream: &UnixStream| stream.shutdown(Shutdown::Both);
+        Ok(Self::over(stream.try_clone()?, Closing { stream, close }))
     }
 
     /// Waits until the test agent answers, for at most `patience`.

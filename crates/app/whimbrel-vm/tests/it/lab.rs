@@ -124,7 +124,7 @@ impl Lab {
         let qemu = pidfd_open(Pid::from_raw(pid).unwrap(), PidfdFlags::empty()).unwrap();
         process.hear("LISTENS");
         let serial = UnixStream::connect(dir.path().join("serial")).unwrap();
-        let mut agent = TestAgent::over(serial.try_clone().unwrap(), serial);
+        let mut agent = TestAgent::over_console(serial).unwrap();
         agent.wait_ready(SOON).unwrap();
         (Self { dir, process, qemu, tty, wire }, agent)
     }

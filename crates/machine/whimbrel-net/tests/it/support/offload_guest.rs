@@ -90,7 +90,7 @@ impl OffloadGuest {
     /// Boots the guest again, by its own wish.
     pub(crate) fn reboot(&mut self) {
         let console = UnixStream::connect(self.spec.serial_socket()).unwrap();
-        let mut agent = TestAgent::over(console.try_clone().unwrap(), console);
+        let mut agent = TestAgent::over_console(console).unwrap();
         let before = agent.state().unwrap();
         agent.reboot().unwrap();
         agent.wait_ready(Duration::from_secs(60)).unwrap();
@@ -147,7 +147,7 @@ impl Drop for PeerGuest {
 
 fn wait_ready(spec: &LaunchSpec) {
     let console = UnixStream::connect(spec.serial_socket()).unwrap();
-    TestAgent::over(console.try_clone().unwrap(), console).wait_ready(Duration::from_secs(120)).unwrap();
+    TestAgent::over_console(console).unwrap().wait_ready(Duration::from_secs(120)).unwrap();
 }
 
 fn mac([.., last]: [u8; 4]) -> Mac {
