@@ -91,7 +91,11 @@ pub(crate) fn router(host: Arc<Daemon>, access: Arc<Access>) -> Router {
         .call(Endpoint::Metrics, metrics_page)
         .call(Endpoint::Caller, caller)
         .call(Endpoint::OpenApi, openapi);
-    let router = calls.0.fallback(no_route).method_not_allowed_fallback(no_method).layer(DefaultBodyLimit::max(BODY_MAX));
+    let router = calls
+        .0
+        .fallback(no_route)
+        .method_not_allowed_fallback(no_method)
+        .layer(DefaultBodyLimit::max(BODY_MAX));
     let router = router.layer(from_fn_with_state(access, gate::admit)).with_state(host);
     router.layer(from_fn(gate::refuse_other_sites)).merge(web_page::routes())
 }
