@@ -112,9 +112,10 @@ fn assert_confined(host: &HostProcess) {
     ] {
         host.exec("grep", &["-qE", &format!("^{line}$"), &format!("/proc/{pid}/status")]);
     }
-    // No device but the loopback one, as its port is a socket; no address and no route (at most a line of
-    // titles).
-    let devices = format!("test \"$(tail -n +3 /proc/{pid}/net/dev | cut -d: -f1 | sort | xargs)\" = lo");
+    // No device but the loopback one and that of its port, which leads to the daemon alone; no address and no
+    // route (at most a line of titles).
+    let devices =
+        format!("test \"$(tail -n +3 /proc/{pid}/net/dev | cut -d: -f1 | sort | xargs)\" = 'lo net0'");
     host.exec("sh", &["-c", &devices]);
     host.exec("sh", &["-c", &format!("test $(cat /proc/{pid}/net/if_inet6 | wc -l) = 0")]);
     host.exec("sh", &["-c", &format!("test $(wc -l < /proc/{pid}/net/route) -le 1")]);

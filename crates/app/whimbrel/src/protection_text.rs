@@ -47,15 +47,24 @@ fn taken_over(taken: &TakeoverInfo) -> String {
     format!("taken over from {} {} ago", taken.from, ago(taken.at_ms))
 }
 
-fn line(machine: &MachineInfo, one: &ProtectionInfo) -> String {
-    let (name, host) = (&machine.name, &one.host);
-    let witness = match (&one.witness, one.witness_answers) {
+/// Who decides on a failover, and how the machine is protected.
+fn witness(one: &ProtectionInfo) -> String {
+    let mut text = match (&one.witness, one.witness_answers) {
         (None, _) => "no witness: only `whimbrel failover` switches over".to_owned(),
         (Some(witness), Some(false)) => format!("witness {witness} DOES NOT ANSWER"),
         (Some(witness), _) => format!("witness {witness}"),
     };
-    let witness = if one.mode == ProtectMode::Replay { format!("{witness}, by replay") } else { witness };
-    let witness = one.group.as_ref().map_or(witness.clone(), |group| format!("{witness}, in group {group}"));
+    if one.mode == ProtectMode::Replay {
+        text += ", by replay";
+    }
+    if let Some(group) = &one.group {
+        text += &format!(", in group {group}");
+    }
+    text
+}
+
+fn line(machine: &MachineInfo, one: &ProtectionInfo) -> String {
+    let (name, host, witness) = (&machine.name, &one.host, witness(one));
     let spares = one.spares.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     let spares = if spares.is_empty() { spares } else { format!(", spares {spares}") };
     match &one.state {

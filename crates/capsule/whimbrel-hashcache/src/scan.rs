@@ -69,6 +69,20 @@ struct Tally {
     evicted: AtomicU64,
 }
 
+impl Tally {
+    fn added(self, source: SourceId) -> Added {
+        Added {
+            source,
+            scanned: true,
+            pages: self.pages.into_inner(),
+            zero: self.zero.into_inner(),
+            new: self.new.into_inner(),
+            moved: self.moved.into_inner(),
+            evicted: self.evicted.into_inner(),
+        }
+    }
+}
+
 /// Runs a scan; which sources are volatile is determined once.
 pub(crate) fn scan(cache: &HashCache, job: Job<'_>) -> Result<Added> {
     let volatile: Vec<bool> =
@@ -103,15 +117,7 @@ pub(crate) fn scan(cache: &HashCache, job: Job<'_>) -> Result<Added> {
             others.into_iter().map(|other| other.join().unwrap_or_else(|p| std::panic::resume_unwind(p)));
         joined.fold(own, |all, one| all.and(one))
     })?;
-    Ok(Added {
-        source,
-        scanned: true,
-        pages: tally.pages.into_inner(),
-        zero: tally.zero.into_inner(),
-        new: tally.new.into_inner(),
-        moved: tally.moved.into_inner(),
-        evicted: tally.evicted.into_inner(),
-    })
+    Ok(tally.added(source))
 }
 
 fn walk_error(path: &Path, error: WalkError) -> CacheError {

@@ -331,23 +331,7 @@ impl<'a> TreeWalk<'a> {
     pub(crate) fn requested_leaves(&self, item: &FetchItem) -> Option<Vec<(RequestedLeaf, FetchItem)>> {
         match item {
             FetchItem::Children { node, similar, children } => {
-                let pair = self.pairs.get(&(*node, *similar))?;
-                let one = |slot: usize| {
-                    let old = local_objects::node(self.local, &pair.1.child(slot)?);
-                    let asked = RequestedLeaf {
-                        leaf: pair.0.child(slot)?,
-                        old,
-                        similar: true,
-                        slots: RequestedSlots::Differing,
-                    };
-                    let item = FetchItem::Children {
-                        node: *node,
-                        similar: *similar,
-                        children: [slot].into_iter().collect(),
-                    };
-                    Some((asked, item))
-                };
-                children.iter().map(one).collect()
+                children.iter().map(|slot| self.requested_child((*node, *similar), slot)).collect()
             }
             FetchItem::Leaf { leaf, similar } => {
                 let old = local_objects::node(self.local, similar);
@@ -371,6 +355,20 @@ impl<'a> TreeWalk<'a> {
             }
             FetchItem::Object(..) | FetchItem::BlobRange { .. } => Some(Vec::new()),
         }
+    }
+
+    /// Leaf that a child of a node is, and the item that requests it alone.
+    fn requested_child(
+        &self,
+        (node, similar): (Digest, Digest),
+        slot: usize,
+    ) -> Option<(RequestedLeaf, FetchItem)> {
+        let (new, old) = self.pairs.get(&(node, similar))?;
+        let leaf = new.child(slot)?;
+        let old = local_objects::node(self.local, &old.child(slot)?);
+        let asked = RequestedLeaf { leaf, old, similar: true, slots: RequestedSlots::Differing };
+        let children = [slot].into_iter().collect();
+        Some((asked, FetchItem::Children { node, similar, children }))
     }
 
     /// Older leaf against which the differing pages of a leaf were requested.

@@ -23,7 +23,7 @@ use axum::{
     body::{Body, Bytes},
     extract::{DefaultBodyLimit, FromRequest, FromRequestParts, Path, Query, Request, State},
     handler::Handler,
-    http::{StatusCode, header, request::Parts},
+    http::{Method, StatusCode, header, request::Parts},
     middleware::{from_fn, from_fn_with_state},
     response::{IntoResponse, Response},
     routing::on,
@@ -91,7 +91,11 @@ pub(crate) fn router(host: Arc<Daemon>, access: Arc<Access>) -> Router {
         .call(Endpoint::Metrics, metrics_page)
         .call(Endpoint::Caller, caller)
         .call(Endpoint::OpenApi, openapi);
-    let router = calls.0.fallback(no_route).layer(DefaultBodyLimit::max(BODY_MAX));
+    let router = calls
+        .0
+        .fallback(no_route)
+        .method_not_allowed_fallback(no_method)
+        .layer(DefaultBodyLimit::max(BODY_MAX));
     let router = router.layer(from_fn_with_state(access, gate::admit)).with_state(host);
     router.layer(from_fn(gate::refuse_other_sites)).merge(web_page::routes())
 }
@@ -270,7 +274,7 @@ impl<T: DeserializeOwned + Named + Send> FromRequest<Arc<Daemon>> for Wanted<T> 
         let (mut parts, body) = request.into_parts();
         let request = Request::from_parts(parts.clone(), body);
         let body = tokio::time::timeout(BODY_PATIENCE, Bytes::from_request(request, host)).await;
-        let body = body.map_err(|_| StatusCode::REQUEST_TIMEOUT.into_response())?;
+        let body = body.map_err(|_| late())?;
         let body = body.map_err(|error| unfit(error.body_text()).into_response())?;
         let text: &[u8] = if body.is_empty() { b"{}" } else { &body };
         // A list of values would be read as the fields in their order, whose names it does not say.
@@ -371,6 +375,18 @@ async fn no_route() -> Failure {
         ApiError::new(ErrorCode::NotFound, "there is no such path in this API")
             .with_hint("see /v1/openapi.json"),
     )
+}
+
+async fn no_method(method: Method) -> Response {
+    let text = format!("this path of the API knows no {method}");
+    let error = ApiError::new(ErrorCode::Invalid, text).with_hint("see /v1/openapi.json");
+    (StatusCode::METHOD_NOT_ALLOWED, Json(error)).into_response()
+}
+
+/// Answer to a request whose body did not arrive in time.
+fn late() -> Response {
+    let text = format!("the request body did not arrive in {} s", BODY_PATIENCE.as_secs());
+    (StatusCode::REQUEST_TIMEOUT, Json(ApiError::new(ErrorCode::Invalid, text))).into_response()
 }
 
 async fn openapi() -> Response {

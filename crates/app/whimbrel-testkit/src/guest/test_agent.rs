@@ -366,7 +366,7 @@ mod tests {
     use super::*;
 
     const ANSWER: &str =
-        "nonce=00ff counter=12 steady=ok ram=0a:ok disk=none uptime=3.25 genid=none boot=abc";
+        "nonce=00ff counter=0000000012 steady=ok ram=0a:ok disk=none uptime=000000003.25 genid=none boot=abc";
 
     #[test]
     fn an_answer_with_a_bad_checksum_never_reads_as_good() {

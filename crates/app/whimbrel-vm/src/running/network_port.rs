@@ -1,10 +1,7 @@
 //! Network port of a running machine: closed until the machine runs, announced after a migration.
 
 use super::{RunningError, runtime_dir::RuntimeDir};
-use std::{
-    path::PathBuf,
-    sync::{Arc, Weak},
-};
+use std::sync::{Arc, Weak};
 use whimbrel_core::NicConfig;
 use whimbrel_net::{
     Addresses, FramePipeEnd, Gates, GuestNetwork, GuestSide, NetError, Port, PortConfig, PortFilter,
@@ -31,13 +28,9 @@ pub enum PortTarget {
     FramePipe,
 }
 
-/// Variable that gives new machines ports with offloads. Not yet the default: a guest with such a port may
-/// hang at a reboot after it was migrated.
-const OFFLOADS: &str = "WHIMBREL_OFFLOADS";
-
-/// Tap devices for a QEMU with so many ports; none if it has no port, or none with offloads.
+/// Tap devices for a QEMU with so many ports; none if it has no port.
 pub(super) fn tap_devices(ports: usize) -> Result<Option<Arc<TapDevices>>, RunningError> {
-    if ports == 0 || std::env::var_os(OFFLOADS).is_none() {
+    if ports == 0 {
         return Ok(None);
     }
     let network = GuestNetwork::create(ports);
@@ -46,15 +39,8 @@ pub(super) fn tap_devices(ports: usize) -> Result<Option<Arc<TapDevices>>, Runni
     Ok(Some(Arc::new(TapDevices { namespace: network.namespace, taps: network.taps })))
 }
 
-/// QEMU's end of a port: its tap device if it has one, else the socket on which it listens.
-fn guest_side(qemu: &Qemu, port: usize, socket: PathBuf) -> std::io::Result<GuestSide> {
-    if socket.exists() {
-        return Ok(GuestSide::Stream(socket));
-    }
-    Ok(match qemu.tap_device(port)? {
-        Some(device) => GuestSide::Tap { namespace: qemu.network()?, device: Some(device), port },
-        None => GuestSide::Stream(socket),
-    })
+fn tap_of(qemu: &Qemu, port: usize) -> std::io::Result<GuestSide> {
+    Ok(GuestSide::Tap { namespace: qemu.network()?, device: qemu.tap_device(port)?, port })
 }
 
 impl NetworkPort {
@@ -79,9 +65,13 @@ impl NetworkPort {
         };
         let failed =
             |source: NetError| RunningError::Port { port: format!("net{index}"), source: source.into() };
+        // A QEMU that an earlier version of this program has started listens there.
         let socket = slot.qemu_dir().join(format!("net{index}"));
-        let guest = guest_side(qemu, index, socket)
-            .map_err(|source| failed(NetError::GuestNetwork { action: "connect to", source }))?;
+        let guest = match socket.exists() {
+            true => GuestSide::Stream(socket),
+            false => tap_of(qemu, index)
+                .map_err(|source| failed(NetError::GuestNetwork { action: "connect to", source }))?,
+        };
         let port = Port::open(PortConfig { guest, uplink: world, gates: Gates::BLOCKED, filter });
         Ok(Self { port: Arc::new(port.map_err(failed)?), pipe_end: line })
     }

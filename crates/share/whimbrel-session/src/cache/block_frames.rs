@@ -33,6 +33,13 @@ fn padded(page: &[u8]) -> [u8; PAGE] {
     whole
 }
 
+/// Numbers and sums of the pages in `content`, from page `first` on, without those of `have`.
+fn sums_without(have: PageMask, first: u32, content: &[u8]) -> Vec<(u32, u32)> {
+    let sum_of = |page: &[u8]| if page.len() == PAGE { page_sum(page) } else { page_sum(&padded(page)) };
+    let pages = (first..).zip(content.chunks(PAGE));
+    pages.filter(|(number, _)| have >> number & 1 == 0).map(|(number, page)| (number, sum_of(page))).collect()
+}
+
 impl BlockCache {
     /// Fills `out` with adjacent stored pages from page `first` of a block on, and returns the number of
     /// bytes. `None` if there are fewer than two, or if one is damaged: the caller then reads page by page.
@@ -104,13 +111,9 @@ impl BlockCache {
         content: &[u8],
         dirty: bool,
     ) -> Result<Option<JournalRecord>, CacheError> {
-        let have = state.index.get(key).map_or(0, |block| block.valid);
-        let sum_of = |page: &[u8]| if page.len() == PAGE { page_sum(page) } else { page_sum(&padded(page)) };
-        let sums: Vec<(u32, u32)> = (first..)
-            .zip(content.chunks(PAGE))
-            .filter(|(number, _)| dirty || have >> number & 1 == 0)
-            .map(|(number, page)| (number, sum_of(page)))
-            .collect();
+        // Clean pages that are there stay as they are.
+        let have = state.index.get(key).filter(|_| !dirty).map_or(0, |block| block.valid);
+        let sums = sums_without(have, first, content);
         if sums.is_empty() {
             return Ok(None);
         }

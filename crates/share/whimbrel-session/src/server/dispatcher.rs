@@ -280,13 +280,7 @@ impl Shared {
                 format!("the server speaks session versions {SPOKEN}, the client speaks {}", wanted.protocol);
             return Err(Refusal::new(code::VERSION, text));
         }
-        let client = match client {
-            [] => None,
-            bytes => Some(
-                ClientId::from_bytes(bytes)
-                    .ok_or_else(|| Refusal::new(Code::BAD_HEADER, "a client id has 16 bytes"))?,
-            ),
-        };
+        let client = client_of(client)?;
         let named = self.exports.iter().filter_map(|export| Some((export, export.below(&wanted.directory)?)));
         // The innermost of nested exports is meant, which has the shortest remaining path.
         let named = named.min_by_key(|(_, path)| path.as_bytes().len());
@@ -316,6 +310,15 @@ impl Shared {
             told.push(u8::from(sets_owners));
         }
         Ok((opened, told.into()))
+    }
+}
+
+/// The client that opens a session, if it says who it is.
+fn client_of(bytes: &[u8]) -> Result<Option<ClientId>, Refusal> {
+    match ClientId::from_bytes(bytes) {
+        _ if bytes.is_empty() => Ok(None),
+        None => Err(Refusal::new(Code::BAD_HEADER, "a client id has 16 bytes")),
+        client => Ok(client),
     }
 }
 
