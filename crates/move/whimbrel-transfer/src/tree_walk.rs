@@ -363,7 +363,7 @@ impl<'a> TreeWalk<'a> {
         (node, similar): (Digest, Digest),
         slot: usize,
     ) -> Option<(RequestedLeaf, FetchItem)> {
-        let (new, old) = self.pairs.get(&(node, similar))?;
+        let (new, old) = &**self.pairs.get(&(node, similar))?;
         let leaf = new.child(slot)?;
         let old = local_objects::node(self.local, &old.child(slot)?);
         let asked = RequestedLeaf { leaf, old, similar: true, slots: RequestedSlots::Differing };
