@@ -163,6 +163,8 @@ impl Far {
     pub(super) fn mount_for_root(&self, cache: &str) -> Result<Near> {
         self.mount_with(cache, "mount", |options| {
             (options.id_map, options.xattrs) = (IdMap::Same, true);
+            // Otherwise a size that the server refuses is no error of the call.
+            options.settings.policy = Policy::Through;
         })
     }
 
