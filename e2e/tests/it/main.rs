@@ -11,6 +11,7 @@ mod clones;
 mod encryption;
 mod evacuate;
 mod faults;
+mod flood;
 mod growth;
 mod guest_helper;
 mod guides;
