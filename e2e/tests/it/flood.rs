@@ -45,6 +45,8 @@ struct Flood {
     handshakes: AtomicUsize,
     pulls: AtomicUsize,
     unread: AtomicUsize,
+    /// Whether the relay does not read any more.
+    slows: AtomicBool,
     ends: AtomicBool,
 }
 
@@ -65,6 +67,8 @@ impl Flood {
             }
             if open.len() > HANDSHAKES {
                 open.pop_front();
+                // From here on it only keeps what the host has ended full.
+                thread::sleep(Duration::from_millis(1));
             }
         }
     }
@@ -75,10 +79,9 @@ impl Flood {
         connect_tls(&address.to_string(), self.key, &identity, &endpoint).await.expect("a connection")
     }
 
-    /// Has the host pull capsules from here, where nobody answers; and asks it for lists through a relay that
-    /// stops reading.
-    async fn ask(&self, relay: SocketAddr, slows: &AtomicBool) {
-        let connection = self.connect(self.host).await;
+    /// Has the host pull capsules from here, where nobody answers; and asks it for lists by a connection with a
+    /// relay that stops reading.
+    async fn ask(&self, connection: Connection, slow: Connection) {
         let mut never = Vec::new();
         for number in 0..PULLS {
             let capsule = CapsuleId(Digest::of(&number.to_le_bytes()));
@@ -88,13 +91,12 @@ impl Flood {
             never.push(connection.start(request).await.expect("a request that leaves"));
             self.pulls.fetch_add(1, Ordering::SeqCst);
         }
-        let slow = self.connect(relay).await;
-        slows.store(true, Ordering::SeqCst);
         let list = ListRefsRequest { pattern: "*".to_owned(), after: None };
         for _ in 0..UNREAD {
             let request = Request::of::<ListRefs>(&list, Default::default()).expect("a request");
             // The host may end a connection that does not read.
-            let Ok(Ok(answer)) = tokio::time::timeout(Duration::from_secs(5), slow.start(request)).await else {
+            let Ok(Ok(answer)) = tokio::time::timeout(Duration::from_secs(5), slow.start(request)).await
+            else {
                 break;
             };
             never.push(answer);
@@ -105,35 +107,37 @@ impl Flood {
         }
     }
 
+    /// Relays one connection, until it has to be slow: then it reads nothing more of the host.
+    fn relay(&self, listener: &TcpListener) {
+        let (mut client, _) = listener.accept().expect("a client");
+        let mut host = TcpStream::connect(self.host).expect("the host");
+        let (mut from, mut to) = (client.try_clone().expect("a handle"), host.try_clone().expect("a handle"));
+        thread::spawn(move || std::io::copy(&mut from, &mut to));
+        let mut room = [0; 4096];
+        while let Ok(count @ 1..) = host.read(&mut room) {
+            if client.write_all(&room[..count]).is_err() {
+                return;
+            }
+            while self.slows.load(Ordering::SeqCst) && !self.is_over() {
+                thread::sleep(Duration::from_millis(100));
+            }
+        }
+    }
+
     fn run(self: Arc<Self>) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a relay");
         let relay = listener.local_addr().expect("its address");
-        let slows = Arc::new(AtomicBool::new(false));
-        let host = self.host;
-        let stops = slows.clone();
-        thread::spawn(move || relay_until(&listener, host, &stops));
+        let slow = self.clone();
+        thread::spawn(move || slow.relay(&listener));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        // Before the handshakes, which would push out those of the same address.
+        let (connection, slow) =
+            runtime.block_on(async { (self.connect(self.host).await, self.connect(relay).await) });
+        self.slows.store(true, Ordering::SeqCst);
         let handshakes = self.clone();
         let handshakes = thread::spawn(move || handshakes.stall_handshakes());
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        runtime.block_on(self.ask(relay, &slows));
+        runtime.block_on(self.ask(connection, slow));
         handshakes.join().expect("the handshakes end");
-    }
-}
-
-/// Relays one connection; what the host sends is not read any more once `stops` is set.
-fn relay_until(listener: &TcpListener, host: SocketAddr, stops: &AtomicBool) {
-    let (client, _) = listener.accept().expect("a client");
-    let host = TcpStream::connect(host).expect("the host");
-    let (mut from, mut to) = (client.try_clone().expect("a handle"), host.try_clone().expect("a handle"));
-    thread::spawn(move || std::io::copy(&mut from, &mut to));
-    let (mut host, mut client, mut room) = (host, client, [0; 4096]);
-    while let Ok(count @ 1..) = host.read(&mut room) {
-        if client.write_all(&room[..count]).is_err() {
-            return;
-        }
-        while stops.load(Ordering::SeqCst) {
-            thread::sleep(Duration::from_secs(1));
-        }
     }
 }
 
@@ -149,6 +153,7 @@ fn flood(cluster: &Cluster, alpha: &HostProcess) -> (Arc<Flood>, JoinHandle<()>)
         handshakes: AtomicUsize::new(0),
         pulls: AtomicUsize::new(0),
         unread: AtomicUsize::new(0),
+        slows: AtomicBool::new(false),
         ends: AtomicBool::new(false),
     });
     let running = flood.clone();
@@ -175,7 +180,7 @@ fn a_flood_takes_neither_the_lease_of_a_protected_machine_nor_the_answers_to_its
     // Its lease lasts for many epochs, which go on; its owner and other hosts are served.
     let epoch = protection(alpha)["epoch"].as_u64().expect("an epoch");
     let mut answers = Vec::new();
-    while protection(alpha)["epoch"].as_u64().unwrap_or(0) < epoch + 100 {
+    while protection(alpha)["epoch"].as_u64().unwrap_or(0) < epoch + 30 {
         let begun = Instant::now();
         let now = protection(alpha);
         answers.push(begun.elapsed());

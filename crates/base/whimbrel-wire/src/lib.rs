@@ -22,6 +22,7 @@ pub mod golden;
 mod handshakes;
 mod hello;
 mod identity;
+mod log_limit;
 mod message_kinds;
 mod peer_address;
 pub mod private_dir;

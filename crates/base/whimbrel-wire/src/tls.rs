@@ -9,6 +9,7 @@ use crate::{
     ConnectError, ConnectStep, Connection, Endpoint, Identity, PeerIdentity, PublicKey, Trust, TrustError,
     endpoint::{TransportPeer, close_gracefully, connect_authenticated},
     handshakes::Handshakes,
+    log_limit::LogLimit,
 };
 use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, OtherError, ServerConfig,
@@ -21,7 +22,12 @@ use rustls::{
         danger::{ClientCertVerified, ClientCertVerifier},
     },
 };
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::oneshot,
@@ -29,6 +35,7 @@ use tokio::{
     time::timeout,
 };
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
+use whimbrel_core::lock;
 
 /// DER of an ed25519 SubjectPublicKeyInfo up to the key itself (RFC 8410, section 4).
 const SPKI_PREFIX: [u8; 12] = [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];
@@ -265,6 +272,8 @@ struct Server {
     trust: Arc<Trust>,
     endpoint: Endpoint,
     ours: PublicKey,
+    /// Lines about refused connections.
+    refusals: Mutex<LogLimit>,
 }
 
 /// Serves the peers in `trust` until the future is dropped, which closes the accepted connections.
@@ -280,7 +289,8 @@ pub async fn serve_tls(
     let config = Arc::new(server_config(identity, trust.clone())?);
     let ours = identity.public_key();
     let mut handshakes = Handshakes::new(endpoint.settings.max_handshakes);
-    let server = Arc::new(Server { acceptor: TlsAcceptor::from(config), trust, endpoint, ours });
+    let (acceptor, refusals) = (TlsAcceptor::from(config), Mutex::default());
+    let server = Arc::new(Server { acceptor, trust, endpoint, ours, refusals });
     let mut peers = JoinSet::new();
     loop {
         while peers.try_join_next().is_some() {}
@@ -311,7 +321,9 @@ impl Server {
     async fn serve_peer(&self, stream: TcpStream, from: SocketAddr, mut evicted: oneshot::Receiver<()>) {
         let accepted = tokio::select! {
             accepted = self.accept(stream) => accepted,
-            _ = &mut evicted => return tracing::warn!(%from, "a handshake gave way to newer ones"),
+            _ = &mut evicted => {
+                return self.log_refusal(|| tracing::warn!(%from, "a handshake gave way to newer ones"));
+            }
         };
         drop(evicted);
         match accepted {
@@ -319,14 +331,23 @@ impl Server {
                 tracing::debug!(%from, peer = %connection.peer().name, "connected");
                 CloseOnDrop(connection).0.closed().await;
             }
-            Err(ConnectError::UntrustedKey { key }) => {
+            Err(ConnectError::UntrustedKey { key }) => self.log_refusal(|| {
                 tracing::warn!(%from, %key, "untrusted peer refused; to trust it: whimbrel trust add NAME {key}");
-            }
-            Err(error) => {
+            }),
+            Err(error) => self.log_refusal(|| {
                 let cause = std::error::Error::source(&error).map(ToString::to_string);
                 tracing::warn!(%from, %error, cause, "refused a connection");
-            }
+            }),
         }
+    }
+
+    /// Writes a line about a refused connection, unless strangers cause too many.
+    fn log_refusal(&self, write: impl FnOnce()) {
+        let Some(left_out) = lock(&self.refusals).admit(Instant::now()) else { return };
+        if left_out > 0 {
+            tracing::warn!(left_out, "there were too many refused connections to log all of them");
+        }
+        write();
     }
 
     async fn accept(&self, stream: TcpStream) -> Result<Connection, ConnectError> {
