@@ -158,7 +158,8 @@ impl Lab {
         let kept = self.process.hear("KEPT");
         let pid = Pid::from_raw(new.child.id().cast_signed()).unwrap();
         kill_process(pid, Signal::CONT).unwrap();
-        new.wait();
+        let status = new.child.wait().unwrap();
+        assert!(status.code().is_some(), "it was killed: {status:?}");
         Outcome { passed: false, complete: kept.starts_with("complete"), stopped: Duration::ZERO }
     }
 
