@@ -1,7 +1,7 @@
 //! `vm`: machines that have a process of their own while no daemon runs.
 //!
-//! A restart of the daemon is two swaps: to the process, and to the next daemon. What a client notices of each is
-//! the longest gap of a probe at 1 kHz, beside that of as long a time in which nothing is swapped.
+//! A restart of the daemon is two swaps: to the process, and to the next daemon. What a client notices of
+//! each is the longest gap of a probe at 1 kHz, beside that of as long a time in which nothing is swapped.
 
 use super::{Context, Experiment};
 use crate::harness::{Goal, Row, Samples};

@@ -1,9 +1,9 @@
-//! The process of one machine, which no daemon has at the moment: it takes the machine from a daemon that ends,
-//! serves its disks, network ports, console and memory, and gives it to the next daemon.
+//! The process of one machine, which no daemon has at the moment: it takes the machine from a daemon that
+//! ends, serves its disks, network ports, console and memory, and gives it to the next daemon.
 //!
-//! It starts no QEMU and carries out no operation. A guest that shuts down, or a QEMU that dies, ends it; the next
-//! daemon finds in the runtime directory which of both it was. If it cannot go on with the machine it ends,
-//! and the next daemon adopts the machine, as after its own death.
+//! It starts no QEMU and carries out no operation. A guest that shuts down, or a QEMU that dies, ends it; the
+//! next daemon finds in the runtime directory which of both it was. If it cannot go on with the machine it
+//! ends, and the next daemon adopts the machine, as after its own death.
 
 use crate::{
     CapsuleImages, Given, GuestRequests, MachineDescription, MachinePlace, MachineSetup, PassError, RamFile,
@@ -61,7 +61,7 @@ pub fn hold(slot: &Path) -> Result<(), PassError> {
         let channel = match listener.accept_unless(end.bell.as_fd()) {
             Ok(Some(channel)) => channel,
             Ok(None) => break,
-            // Whoever it was, the machine stays.
+            // A stranger, or a process that ended at once: the machine stays.
             Err(error) => {
                 tracing::warn!(error = &error as &dyn Error, "cannot accept a connection");
                 thread::sleep(RETRY);

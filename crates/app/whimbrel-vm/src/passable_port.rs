@@ -61,7 +61,7 @@ impl PortOffer {
             }
         };
         let uplink = tap.map(|(name, bridge)| Uplink::Tap(TapConfig { name, bridge }));
-        // Whoever opens it anew has a machine that runs.
+        // A port is opened anew only for a machine that runs here.
         Ok(PortConfig { guest, uplink: uplink.unwrap_or(Uplink::Isolated), gates: Gates::OPEN, filter })
     }
 }

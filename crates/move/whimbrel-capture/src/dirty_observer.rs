@@ -6,8 +6,8 @@
 //! any order of scans, also during a capture.
 //!
 //! Invariants: a page that an observation took is in the log's next set. An observation keeps nothing alive:
-//! when the log is dropped, its machine has ended, and the observation reports that. The same while the observer
-//! is closed, because the array passes to another process, whose dirty set a scan here would take.
+//! when the log is dropped, its machine has ended, and the observation reports that. The same while the
+//! observer is closed, because the array passes to another process, whose dirty set a scan here would take.
 
 use std::{
     collections::BTreeMap,

@@ -16,8 +16,8 @@
 //! RUN/networks/NAME/   files of a network's DHCP server
 //! DATA/api-tokens.json digests of tokens              DATA/audit/         audit log of the API
 //! RUN/started          made once the machines were started that start with the host
-//! RUN/slots/ID/        runtime directory of one QEMU: sockets, memory file, live bitmaps; on a tmpfs. While no daemon
-//!                      runs, `machine-process` names who has the machine, and `swap` is its socket
+//! RUN/slots/ID/        runtime directory of one QEMU: sockets, memory file, live bitmaps; on a tmpfs
+//! RUN/slots/ID/machine-process  names who has the machine while no daemon runs; the socket is `swap`
 //! ```
 //!
 //! Files under DATA survive a reboot; files under RUN survive the daemon. Both belong to the user of the

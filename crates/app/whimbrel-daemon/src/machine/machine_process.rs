@@ -1,11 +1,11 @@
-//! Machine processes: a daemon that is told to stop leaves each machine to a process of its own, which serves the
-//! machine until the next daemon takes it back.
+//! Machine processes: a daemon that is told to stop leaves each machine to a process of its own, which serves
+//! the machine until the next daemon takes it back.
 //!
-//! Machines that cannot pass, or do not, are left without a process, as by a daemon that is killed: their disks
-//! and networks stand still until the next daemon adopts them.
+//! Machines that cannot pass, or do not, are left without a process, as by a daemon that is killed: their
+//! disks and networks stand still until the next daemon adopts them.
 //!
-//! Invariant: the process that gets a machine is recorded in the runtime directory before the machine is offered to
-//! it. So the next daemon finds it, and ends it before it adopts the machine itself.
+//! Invariant: the process that gets a machine is recorded in the runtime directory before the machine is
+//! offered to it. So the next daemon finds it, and ends it before it adopts the machine itself.
 
 use crate::{
     core::error::DaemonError,
@@ -32,12 +32,13 @@ use whimbrel_vm::{
 
 /// Verb of this program that has a machine.
 const VERB: &str = "vm";
-/// This program, also after its file was replaced: both sides of a swap have to speak the same version.
+/// Path of this program, also after its file was replaced: both sides of a swap have to speak the same
+/// version.
 const PROGRAM: &str = "/proc/self/exe";
 /// Time for a process to start and connect.
 const START: Duration = Duration::from_secs(20);
-/// Times for a process that gets a machine, on a host that may be busy: without it the guest would stand still for
-/// longer.
+/// Times for a process that gets a machine, on a host that may be busy: without it the guest would stand
+/// still for longer.
 const LIMITS: SwapLimits = SwapLimits {
     ready: Duration::from_secs(30),
     prepared: Duration::from_secs(5),
@@ -67,7 +68,8 @@ impl Daemon {
         }
     }
 
-    /// Leaves a machine to a process, and says for how long the guest was stopped. None if it does not run here.
+    /// Leaves a machine to a process, and says for how long the guest was stopped. None if it does not run
+    /// here.
     fn leave_to_process(&self, machine: &Machine) -> Result<Option<Duration>, String> {
         let locked = machine.try_lock_in_any_phase("stop of the daemon", None);
         let mut turn = locked.map_err(|error| error_chain(&error))?;
@@ -86,8 +88,8 @@ impl Daemon {
         given.map(Some).map_err(|error| error_chain(&error))
     }
 
-    /// Takes a machine back from the process that an earlier daemon left it to. None if there is none, or if the
-    /// machine did not pass: then that process has ended, and the machine is to be adopted.
+    /// Takes a machine back from the process that an earlier daemon left it to. None if there is none, or if
+    /// the machine did not pass: then that process has ended, and the machine is to be adopted.
     pub(super) fn take_from_process(
         &self,
         record: &Record,
@@ -101,7 +103,7 @@ impl Daemon {
             |description: &MachineDescription| Ok(self.place_of(record, process, description)?);
         let channel = Channel::connect(&runtime_dir::swap_socket(&slot)).map_err(PassError::from);
         let taken = channel.and_then(|channel| take(&channel, &LIMITS, &find_place, &mut |_| {}));
-        // It has nothing more to do, or must not do it.
+        // The process has nothing more to do, or must not do it.
         let has_ended = runtime_dir::end_machine_process(&slot);
         match taken {
             Ok(taken) => {

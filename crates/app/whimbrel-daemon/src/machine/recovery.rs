@@ -168,8 +168,8 @@ impl Daemon {
         }
     }
 
-    /// Records the crash of a machine whose QEMU is gone or unusable, or that it has shut down while no daemon
-    /// ran. A machine between two hosts stays so: its owner is not known here.
+    /// Records the crash of a machine whose QEMU is gone or unusable, or that it has shut down while no
+    /// daemon ran. A machine between two hosts stays so: its owner is not known here.
     fn record_crash(&self, record: &mut Record, error: &DaemonError) {
         if record.phase != Phase::Here {
             return;

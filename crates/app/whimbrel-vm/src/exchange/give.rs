@@ -58,7 +58,7 @@ pub fn give(
 
 struct Giving<'a> {
     machine: RunningMachine,
-    /// Its network ports, while the guest stands still.
+    /// Network ports of the machine, while the guest stands still.
     ports: Vec<PassablePort>,
     channel: &'a Channel,
     limits: &'a SwapLimits,

@@ -43,8 +43,9 @@ pub type FindPlace<'a> =
 /// `find_place` opens what a description does not pass. Tells each step to `reached`.
 ///
 /// # Errors
-/// If the machine is not this process's, which does nothing with it any more. The old process has it, unless it
-/// was given and could not be taken up: so the caller ends, or ends the old process and adopts the machine.
+/// If the machine is not this process's, which does nothing with it any more. The old process has it, unless
+/// it was given and could not be taken up: so the caller ends, or ends the old process and adopts the
+/// machine.
 pub fn take(
     channel: &Channel,
     limits: &SwapLimits,

@@ -105,7 +105,7 @@ impl MachineBuilder {
         Self { setup, overlay, image, stall, incoming: false, adopted: false, arrival }
     }
 
-    /// Of a machine that passes from another process.
+    /// Builder of a machine that passes from another process, or was left by one.
     pub(super) fn of_passed(setup: MachineSetup, image: Option<Option<Digest>>) -> Self {
         let builder = Self::new(setup, Overlay::Existing, image);
         Self { adopted: true, arrival: ArrivalKind::Adopted, ..builder }

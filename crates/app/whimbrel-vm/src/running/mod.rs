@@ -22,7 +22,7 @@ mod memory;
 mod memory_template;
 mod missing_pages;
 mod network_port;
-mod passing;
+mod passed_machine;
 mod pausable;
 mod prestarted;
 mod record;
@@ -49,8 +49,8 @@ pub use memory::{PagerView, RunningMemory};
 pub use memory_template::{Template, TemplateKey, Templates};
 use missing_pages::BackgroundFetch;
 pub use network_port::{NetworkPort, PortTarget};
-pub(crate) use passing::{BuiltMachine, OfferedMachine};
-pub use passing::{MachineDescription, MachinePlace};
+pub(crate) use passed_machine::{BuiltMachine, OfferedMachine};
+pub use passed_machine::{MachineDescription, MachinePlace};
 pub use pausable::PausableMachine;
 pub use prestarted::PrestartedQemu;
 pub use record::{DiskBase, ProcessRecord, RamFile};
@@ -313,8 +313,8 @@ impl RunningMachine {
         self.qemu.process().kill();
     }
 
-    /// Ends a machine that has ended by itself while no daemon ran. Its runtime directory stays, and says whether
-    /// the guest has shut down.
+    /// Ends a machine that has ended by itself while no daemon ran. Its runtime directory stays, and says
+    /// whether the guest has shut down.
     pub(crate) fn end_and_leave(mut self, has_shut_down: bool) {
         if has_shut_down && let Err(error) = self.runtime_dir.mark(RuntimeMark::ShutDown, true) {
             tracing::warn!(error = &error as &dyn std::error::Error, "cannot record a shutdown");

@@ -59,7 +59,7 @@ pub enum OldAction {
     StopAndSend,
     /// Says *yours*. From here on it touches nothing.
     SendYours,
-    /// Says *withdrawn*.
+    /// Says *withdrawn*, after which the new process never takes the machine.
     Withdraw,
     /// Kills the new process.
     KillPeer,

@@ -149,8 +149,8 @@ impl Lab {
         Outcome { passed: true, complete: knowledge == "complete", stopped }
     }
 
-    /// Offers the machine to a process that stands still at a step, until the old one has gone on without it. Then
-    /// it goes on too, and has to end.
+    /// Offers the machine to a process that stands still at a step, until the old one has gone on without it.
+    /// Then it goes on too, and has to end.
     pub(crate) fn offer_to_a_late_one(&mut self, step: &str) -> Outcome {
         let dir = self.dir.path().to_str().unwrap().to_owned();
         self.process.say("hurry");

@@ -5,10 +5,10 @@
 //! machine-process take DIR [STEP]
 //! ```
 //!
-//! The folder, on a tmpfs, has all files of the machine and the socket `swap`. Its network port is in the bridge
-//! `br0`. Commands are lines of standard input (`give [STEP]`, `hurry`, `copy`, `verify`), answers lines of
-//! standard output. It ends with its standard input, and ends QEMU then if it has the machine. At STEP of a swap
-//! it kills itself, and stops itself at `stop:STEP`. `hurry` gives with little patience.
+//! The folder, on a tmpfs, has all files of the machine and the socket `swap`. Its network port is in the
+//! bridge `br0`. Commands are lines of standard input (`give [STEP]`, `hurry`, `copy`, `verify`), answers
+//! lines of standard output. It ends with its standard input, and ends QEMU then if it has the machine. At
+//! STEP of a swap it kills itself, and stops itself at `stop:STEP`. `hurry` gives with little patience.
 
 use std::{
     env,

@@ -1,4 +1,5 @@
-//! `whimbrel vm`: has one machine from the end of a daemon to the start of the next. A daemon that stops runs it.
+//! `whimbrel vm`: has one machine from the end of a daemon to the start of the next. A daemon that stops runs
+//! it.
 
 use crate::error::CliError;
 use std::path::PathBuf;

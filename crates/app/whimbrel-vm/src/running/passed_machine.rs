@@ -1,5 +1,5 @@
-//! A running machine that passes to another process: its description, what keeps it here, and the machine that
-//! the other process makes of it.
+//! A running machine that passes to another process: its description, what keeps it here, and the machine
+//! that the other process makes of it.
 //!
 //! A description is input from outside: what is opened by it belongs to the process that reads it.
 
@@ -111,7 +111,7 @@ impl RunningMachine {
             (has(Consumer::Migration), "a move under way"),
             (has(Consumer::Standby), "a standby"),
             (self.guest.is_requesting(), "a request of its guest under way"),
-            // Its key would have to pass, and stays where it is.
+            // The key would have to pass, and stays where it is.
             (self.setup.images.overlay_key().is_some(), "an encrypted store"),
         ];
         reasons.into_iter().find_map(|(is_so, what)| is_so.then_some(what))
@@ -196,8 +196,8 @@ impl OfferedMachine {
         self.files.len()
     }
 
-    /// Builds the machine. `overlays` are the states of its disks; none if the other process told nothing, and
-    /// then no consumer follows its pages.
+    /// Builds the machine. `overlays` are the states of its disks; none if the other process told nothing,
+    /// and then no consumer follows its pages.
     pub(crate) fn build(self, overlays: Option<&[OverlayState]>) -> Result<BuiltMachine, PassError> {
         let Self { builder, description, runtime_dir, memory, bases, files, origin, base_pins } = self;
         if overlays.is_some_and(|overlays| overlays.len() != files.len()) {
