@@ -159,6 +159,14 @@ impl HostProcess {
         }
     }
 
+    /// Tells the daemon to stop, and waits for its end.
+    pub fn stop_daemon(&mut self) {
+        self.signal_daemon(Signal::SIGTERM);
+        if let Some(mut daemon) = self.daemon.take() {
+            daemon.wait().expect("the daemon's end");
+        }
+    }
+
     /// Sends the daemon a signal, if it still runs.
     pub fn signal_daemon(&self, signal: Signal) {
         // nsenter has forked the daemon into the namespace; what we started only waits for it.

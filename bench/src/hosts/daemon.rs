@@ -25,6 +25,8 @@ pub(crate) struct Daemon {
     run_dir: PathBuf,
     socket: PathBuf,
     network: Namespace,
+    /// Whether it leaves machines to processes of their own when it is told to stop.
+    machine_processes: bool,
     /// `unshare` over the first process of the PID namespace: when that ends, the kernel ends all the others.
     /// Absent only while the host is down.
     init: Option<Process>,
@@ -44,6 +46,7 @@ impl Daemon {
             run_dir: memory.join(name),
             socket: memory.join(format!("{name}.sock")),
             network: Namespace::clone(place),
+            machine_processes: false,
             init: None,
             process: None,
         };
@@ -86,6 +89,20 @@ impl Daemon {
         Ok(())
     }
 
+    /// Lets daemons of this host that are told to stop leave machines to processes, from the next one on.
+    pub(crate) fn use_machine_processes(&mut self) {
+        self.machine_processes = true;
+    }
+
+    /// Tells the daemon to stop, and waits for its end. Its machines live on.
+    pub(crate) fn ask_to_end(&mut self) -> Result<()> {
+        if let Some(mut process) = self.process.take() {
+            signal(child(&process)?, "TERM")?;
+            process.wait()?;
+        }
+        Ok(())
+    }
+
     /// Lets the daemon stand still, as if its processors were taken away.
     pub(crate) fn stop_daemon(&self) -> Result<()> {
         signal(self.pid()?, "STOP")
@@ -119,6 +136,9 @@ impl Daemon {
         command.args(["host", "--name", &self.name, "--listen", &self.address, "--web", WEB]);
         command.arg("--data").arg(&self.data).arg("--run-dir").arg(&self.run_dir);
         command.arg("--socket").arg(&self.socket).env("RUST_LOG", "info");
+        if self.machine_processes {
+            command.arg("--machine-processes");
+        }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         let mut process = self.network.start(command)?;
         let deadline = Instant::now() + PATIENCE;

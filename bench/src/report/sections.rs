@@ -15,8 +15,9 @@ pub(super) struct Section {
 }
 
 /// Every section, in the order of the page.
-pub(super) const SECTIONS: &[Section] =
-    &[ONE_HOST, MIGRATION, PROTECTION, CAPSULES, PAPER, POOL, SESSIONS, TRUST, DAY, OPERATION, KEPT];
+pub(super) const SECTIONS: &[Section] = &[
+    ONE_HOST, MIGRATION, PROTECTION, CAPSULES, PAPER, POOL, SESSIONS, TRUST, DAY, OPERATION, KEPT, PROCESSES,
+];
 
 const ONE_HOST: Section = Section {
     title: "Machines on one host",
@@ -54,6 +55,20 @@ const ONE_HOST: Section = Section {
         ("store.ingest", "Rate at which 1 GiB of memory enters the store."),
         ("store.restore", "Rate at which 1 GiB of memory leaves the store."),
         ("store.peers", "Two versions of one memory image, saved and restored: bytes kept and time."),
+    ],
+};
+
+const PROCESSES: Section = Section {
+    title: "Machine processes",
+    about: "The daemon is replaced under a running guest, which a process of its own serves meanwhile.",
+    notes: &["2026-11-26-machine-processes"],
+    families: &[
+        (
+            "vm.upgrade",
+            "Longest gap that a client sees of a guest that passes from one process to another; the peer is as long a time without that.",
+        ),
+        ("vm.memory", "Memory that only the process of a machine has."),
+        ("vm.threads", "Threads of the process of a machine at rest."),
     ],
 };
 

@@ -13,6 +13,7 @@ mod downtime;
 mod images;
 mod keeper;
 mod kept;
+mod machine_process;
 mod migrate;
 mod move_cost;
 mod move_rate;

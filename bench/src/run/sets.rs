@@ -6,7 +6,7 @@
 use super::*;
 
 /// All experiments, by the set that they belong to.
-pub(crate) const SETS: [(&str, &[Experiment]); 15] = [
+pub(crate) const SETS: [(&str, &[Experiment]); 16] = [
     ("run", RUN),
     ("migrate", MIGRATE),
     ("migrate-long", MIGRATE_LONG),
@@ -22,6 +22,7 @@ pub(crate) const SETS: [(&str, &[Experiment]); 15] = [
     ("day", day::EXPERIMENTS),
     ("operate", operate::EXPERIMENTS),
     ("kept", kept::EXPERIMENTS),
+    ("vm", machine_process::EXPERIMENTS),
 ];
 
 /// Machines on one host.

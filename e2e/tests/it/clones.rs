@@ -120,11 +120,24 @@ fn a_clone_is_captured_moved_and_rebooted_like_any_machine() {
 
 #[test]
 fn clones_outlive_their_daemon_and_the_next_one_still_shares_and_saves_them() {
+    clones_outlive(Cluster::start(&["alpha"]), HostProcess::kill_daemon);
+}
+
+#[test]
+fn clones_that_processes_had_without_a_daemon_are_shared_and_saved_by_the_next_one() {
     let mut cluster = Cluster::start(&["alpha"]);
+    cluster.host_mut("alpha").restart_with("machine_processes = true\n");
+    let cluster = clones_outlive(cluster, HostProcess::stop_daemon);
+    let log = cluster.host("alpha").log_text();
+    assert_eq!(log.matches("took it from its own process").count(), 2, "{log}");
+}
+
+/// Clones live on when their daemon ends in this way.
+fn clones_outlive(mut cluster: Cluster, end: fn(&mut HostProcess)) -> Cluster {
     let original = golden(&cluster, cluster.host("alpha"));
     cluster.host("alpha").run(&["clone", "golden", "--count", "2", "--prefix", "kid"]);
     let written = console(cluster.host("alpha"), "kid-1").write(80).expect("a write of its own");
-    cluster.host_mut("alpha").kill_daemon();
+    end(cluster.host_mut("alpha"));
     cluster.host_mut("alpha").start_daemon();
     let alpha = cluster.host("alpha");
 
@@ -152,6 +165,7 @@ fn clones_outlive_their_daemon_and_the_next_one_still_shares_and_saves_them() {
         alpha.run(&["stop", machine, "--kill"]);
     }
     assert!(memories(alpha).is_empty(), "a template ends with its last clone");
+    cluster
 }
 
 /// A guest that has lived a little, as the capsule `golden`; it is not running any more.

@@ -20,6 +20,7 @@ mod images;
 mod kvm;
 mod lease;
 mod life;
+mod machine_process;
 mod metrics;
 mod migration;
 mod network;

@@ -43,7 +43,7 @@ const WITHIN: &[(&str, &str, &str)] = &[
     ("whimbrel-protect", "whimbrel-migrate", "a standby is a target whose handover is yet to come"),
     ("whimbrel-client", "whimbrel-api", "the client sends and receives the types of the API"),
     ("whimbrel-daemon", "whimbrel-api", "the daemon answers in the types of the API"),
-    ("whimbrel-daemon", "whimbrel-vm", "the daemon runs machines; a process of one machine will"),
+    ("whimbrel-daemon", "whimbrel-vm", "the daemon runs machines, and so does the process of one machine"),
     ("whimbrel-vm", "whimbrel-api", "what a machine shows is in the types of the API"),
     ("whimbrel", "whimbrel-api", "the command line prints the types of the API"),
     ("whimbrel", "whimbrel-client", "the command line asks the daemon"),

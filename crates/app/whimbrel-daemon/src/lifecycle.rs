@@ -55,9 +55,11 @@ pub struct DaemonOptions {
     pub api_groups: Vec<(String, Role)>,
     /// Address at which anybody may read the metrics, without TLS or a token; none has them in the API only.
     pub metrics: Option<SocketAddr>,
+    /// Whether a process for each machine serves it from the end of this daemon to the start of the next.
+    pub machine_processes: bool,
 }
 
-/// Serves until SIGTERM or SIGINT. Machines keep running; the next daemon adopts them.
+/// Serves until SIGTERM or SIGINT. Machines keep running; the next daemon has them.
 pub fn run(options: DaemonOptions) -> Result<(), DaemonError> {
     // Files of the daemon have memory and disks of guests in them.
     whimbrel_wire::private_dir::restrict_new_files();
@@ -87,7 +89,7 @@ pub fn run(options: DaemonOptions) -> Result<(), DaemonError> {
     host.close();
     host.operations().cancel_all(PATIENCE);
     host.cleanup.wait(PATIENCE);
-    host.detach_machines();
+    host.detach_machines(options.machine_processes);
     runtime.shutdown_timeout(Duration::from_secs(2));
     let _ = fs::remove_file(&options.socket);
     served

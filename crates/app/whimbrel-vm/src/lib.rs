@@ -8,7 +8,7 @@
 //! the new one says that it could go on, gets the machine, and continues the guest. [`swap`] is the
 //! decision who has the machine, pure and for every death and every message that does not arrive; [`give`]
 //! and [`take`] do what it says. [`channel`] carries packets and descriptors between two processes of one
-//! user. The daemon does not use it yet.
+//! user. [`machine_process`] has a machine while no daemon runs.
 //!
 //! Invariants: at every instant at most one process acts on the guest, its memory, its disks and its
 //! control connection. One that lives can always have it. A dirty page is known to whoever has the machine,
@@ -16,22 +16,20 @@
 
 pub mod channel;
 mod exchange;
-mod lazy_memory;
-mod machine;
+mod filled_pages;
+pub mod machine_process;
 mod message;
 mod passable_port;
 mod running;
 pub mod swap;
 
-pub use exchange::{Given, PassError, Step, SwapLimits, Taken, give, take};
-pub use lazy_memory::{LazyMemory, MemorySource, OpenMemory};
-pub use machine::{Disk, MachineParts, PartError};
-pub use passable_port::PassablePort;
+pub use exchange::{FindPlace, Given, PassError, Step, SwapLimits, Taken, give, take};
 pub use running::{
     AgentCommands, AgentError, ArrivalKind, BalloonGoal, CapsuleCapture, CapsuleImages, CaptureBreaks,
     CapturedArrays, ConnectTunnel, DiskBase, Failpoint, GuestAgent, GuestRequests, LaunchOptions,
-    MachineDirs, MachineSetup, NetworkPort, Overlay, PagerView, PausableMachine, PortTarget, PrestartedQemu,
-    ProcessRecord, QemuDirs, RamFile, RequestSlot, Reservation, Reservations, RunningDisk, RunningError,
-    RunningMachine, RunningMemory, StoppedDisk, Template, TemplateKey, Templates, TrafficView, Tunnel,
-    TunnelView, is_partial, remove_overlays, runtime_dir,
+    MachineDescription, MachineDirs, MachinePlace, MachineSetup, NetworkPort, Overlay, PagerView,
+    PausableMachine, PortTarget, PrestartedQemu, ProcessRecord, QemuDirs, RamFile, RequestSlot, Reservation,
+    Reservations, RunningDisk, RunningError, RunningMachine, RunningMemory, RuntimeMark, StoppedDisk,
+    Template, TemplateKey, Templates, TrafficView, Tunnel, TunnelView, is_partial, remove_overlays,
+    runtime_dir,
 };

@@ -2,23 +2,21 @@
 //! then a postcard message of plain types. The state is the content of a sealed file, in the same form.
 
 use crate::{
-    MemorySource,
     channel::{MAX_PACKET, unseal},
-    lazy_memory::FilledPages,
+    filled_pages::FilledPages,
     passable_port::PortOffer,
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{os::fd::OwnedFd, path::PathBuf};
 use whimbrel_block::OverlayState;
 use whimbrel_capture::DirtyLogState;
-use whimbrel_core::Digest;
 use whimbrel_memory::AttachmentState;
 use whimbrel_nbd::ConnectionState;
 use whimbrel_net::PortState;
 use whimbrel_qemu::{ConsoleState, ProcessIdentity, QemuState};
 
 /// Version of all messages. Both programs must have the same one: the old process is asked first.
-const VERSION: u16 = 2;
+const VERSION: u16 = 3;
 /// Most bytes of a state: dirty pages of several consumers of a few terabytes.
 const MAX_STATE: u64 = 256 << 20;
 /// Most disks of a machine; QEMU's command line has places for 14.
@@ -28,11 +26,11 @@ pub(crate) const MAX_PORTS: usize = 16;
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Message {
-    /// First message of the old process, with the descriptors of memory and QEMU. As many `Disk` follow as
-    /// it says.
+    /// First message of the old process, with the description of the machine in a sealed file, and the
+    /// descriptors of QEMU and memory. As many `Disk` follow as it says.
     Offer(Box<MachineOffer>),
     /// Disk of the offer, with its descriptors.
-    Disk(DiskOffer),
+    Disk,
     Ready,
     Refused {
         reason: String,
@@ -46,7 +44,7 @@ pub(crate) enum Message {
         guest: bool,
         device: bool,
     },
-    /// Console of a machine that was offered with one, with its connection if it has one; before `State`.
+    /// Console, with its connection if it has one; before `State`.
     Console {
         connected: bool,
     },
@@ -54,6 +52,8 @@ pub(crate) enum Message {
     State,
     Prepared,
     Yours,
+    /// The old process goes on with the machine.
+    Withdrawn,
     /// The guest was stopped for so long.
     Running {
         stopped_micros: u64,
@@ -71,14 +71,7 @@ pub(crate) struct MachineOffer {
     pub(crate) disks: u16,
     pub(crate) ports: Vec<PortOffer>,
     /// Socket and log of the console.
-    pub(crate) console: Option<(PathBuf, PathBuf)>,
-    /// Content of memory that is filled on demand.
-    pub(crate) lazy: Option<MemorySource>,
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct DiskOffer {
-    pub(crate) base_id: Digest,
+    pub(crate) console: (PathBuf, PathBuf),
 }
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -88,7 +81,7 @@ pub(crate) struct MachineState {
     pub(crate) dirty: Vec<DirtyLogState>,
     pub(crate) overlays: Vec<OverlayState>,
     pub(crate) ports: Vec<PortState>,
-    pub(crate) console: Option<ConsoleState>,
+    pub(crate) console: ConsoleState,
     /// Pages of lazy memory that were filled.
     pub(crate) filled: Option<FilledPages>,
     pub(crate) runs: bool,
@@ -177,7 +170,7 @@ mod tests {
             recent: b"login:".to_vec(),
             held: HeldOutputState::default(),
         };
-        let (ports, console, filled) = (Vec::new(), Some(console), None);
+        let (ports, filled) = (Vec::new(), None);
         MachineState { qemu, dirty, overlays, ports, console, filled, runs: true, stopped_at: 1 }
     }
 
@@ -209,7 +202,7 @@ mod tests {
         }
         let mut newer = bytes.clone();
         newer[0] += 1;
-        assert!(matches!(decode::<Message>(&newer), Err(MessageError::Version { found: Some(3) })));
+        assert!(matches!(decode::<Message>(&newer), Err(MessageError::Version { found: Some(4) })));
         let mut longer = bytes.clone();
         longer.push(0);
         assert!(matches!(decode::<Message>(&longer), Err(MessageError::Rest { bytes: 1 })));

@@ -1,21 +1,20 @@
-//! Network port that can pass to another process: the port with its tap device and its place in both streams,
+//! Network port that passes to another process: the port with its tap device and its place in both streams,
 //! and how to open it anew if the old process ends without a word.
 
-use crate::PartError;
+use crate::running::{NetworkPort, RunningError};
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
+use std::{
+    path::PathBuf,
+    thread,
+    time::{Duration, Instant},
+};
 use whimbrel_net::{
-    Gates, GuestSide, Port, PortConfig, PortDescriptors, PortFilter, PortState, TapConfig, Uplink,
+    Gates, GuestSide, NetError, Port, PortConfig, PortDescriptors, PortFilter, PortState, TapConfig, Uplink,
 };
 use whimbrel_qemu::Qemu;
 
-/// Network port of a machine that can pass to another process.
-pub struct PassablePort {
-    offer: PortOffer,
-    serving: Serving,
-}
-
-whimbrel_core::opaque_debug!(PassablePort);
+/// Longest time for a reader of its counters to let go of a port.
+const READERS: Duration = Duration::from_millis(100);
 
 /// How to open the port of a running machine anew.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,78 +34,95 @@ enum GuestOffer {
     Tap(usize),
 }
 
-enum Serving {
-    Running(Port),
-    /// No thread here moves frames.
-    Suspended(PortDescriptors, Box<PortState>),
-    /// Nobody serves it, as its tap device ended with another process.
-    Unopened,
-    /// Serving failed; no frame passes.
-    Broken,
-}
-
-impl PassablePort {
-    /// Opens the port of a machine.
-    ///
-    /// # Errors
-    /// If the port fails, or leads into a frame pipe, whose other end no process can take over.
-    pub fn open(config: PortConfig) -> Result<Self, PartError> {
+impl PortOffer {
+    /// How to open a port of this configuration anew. A frame pipe is not opened again: its machine has a
+    /// tunnel, and does not pass.
+    pub(crate) fn of(config: &PortConfig) -> Self {
         let tap = match &config.uplink {
-            Uplink::Isolated => None,
+            Uplink::Isolated | Uplink::Pipe(_) => None,
             Uplink::Tap(tap) => Some((tap.name.clone(), tap.bridge.clone())),
-            Uplink::Pipe(_) => return Err(PartError::Tunnel),
         };
         let guest = match &config.guest {
             GuestSide::Stream(socket) => GuestOffer::Stream(socket.clone()),
             GuestSide::Tap { port, .. } => GuestOffer::Tap(*port),
         };
-        let offer = PortOffer { guest, tap, filter: config.filter };
-        Ok(Self { offer, serving: Serving::Running(Port::open(config)?) })
+        Self { guest, tap, filter: config.filter }
     }
 
-    /// The port, while it moves frames.
-    pub fn port(&self) -> Option<&Port> {
-        match &self.serving {
-            Serving::Running(port) => Some(port),
-            _ => None,
-        }
+    fn config(&self, qemu: &Qemu) -> Result<PortConfig, NetError> {
+        let Self { guest, tap, filter } = self.clone();
+        let failed = |source| NetError::GuestNetwork { action: "connect to", source };
+        let guest = match guest {
+            GuestOffer::Stream(socket) => GuestSide::Stream(socket),
+            GuestOffer::Tap(port) => {
+                let (namespace, device) =
+                    (qemu.network().map_err(failed)?, qemu.tap_device(port).map_err(failed)?);
+                GuestSide::Tap { namespace, device, port }
+            }
+        };
+        let uplink = tap.map(|(name, bridge)| Uplink::Tap(TapConfig { name, bridge }));
+        // A port is opened anew only for a machine that runs here.
+        Ok(PortConfig { guest, uplink: uplink.unwrap_or(Uplink::Isolated), gates: Gates::OPEN, filter })
     }
+}
 
-    pub(crate) fn offer(&self) -> PortOffer {
-        self.offer.clone()
-    }
+/// Network port of a machine that passes to another process.
+pub(crate) enum PassablePort {
+    Open(NetworkPort),
+    /// No thread here moves frames.
+    Suspended(PortOffer, PortDescriptors, Box<PortState>),
+    /// Nobody serves it, as its tap device ended with another process.
+    Unopened(PortOffer),
+}
 
+impl PassablePort {
     /// Port of another process, with the parts that this one told, if it did. No frame passes yet.
     pub(crate) fn passed(offer: PortOffer, parts: Option<(PortDescriptors, PortState)>) -> Self {
-        let suspended = |(descriptors, state)| Serving::Suspended(descriptors, Box::new(state));
-        Self { offer, serving: parts.map_or(Serving::Unopened, suspended) }
+        match parts {
+            Some((descriptors, state)) => Self::Suspended(offer, descriptors, Box::new(state)),
+            None => Self::Unopened(offer),
+        }
     }
 
-    /// Ends the port between two frames.
-    pub(crate) fn suspend(&mut self) -> Result<(), PartError> {
-        if let Serving::Running(port) = &mut self.serving {
-            let (descriptors, state) = port.suspend()?;
-            self.serving = Serving::Suspended(descriptors, Box::new(state));
+    /// Ends the port between two frames. Returns it as it is if it cannot.
+    pub(crate) fn suspend(self) -> Result<Self, Box<(Self, RunningError)>> {
+        let Self::Open(mut open) = self else { return Ok(self) };
+        let deadline = Instant::now() + READERS;
+        let (mut port, offer) = loop {
+            match open.into_parts() {
+                Ok(parts) => break parts,
+                Err(used) if Instant::now() > deadline => {
+                    return Err(Box::new((Self::Open(used), failed("it is in use".into()))));
+                }
+                Err(used) => open = used,
+            }
+            thread::yield_now();
+        };
+        match port.suspend() {
+            Ok((descriptors, state)) => Ok(Self::Suspended(offer, descriptors, Box::new(state))),
+            Err(error) => {
+                let open = Self::Open(NetworkPort::over(port, offer));
+                Err(Box::new((open, failed(error.into()))))
+            }
         }
-        Ok(())
     }
 
     /// Copies of the parts of a suspended port.
-    pub(crate) fn parts(&self) -> Result<(PortDescriptors, PortState), PartError> {
-        match &self.serving {
-            Serving::Suspended(descriptors, state) => {
-                let copies = descriptors.try_clone().map_err(PartError::Serve)?;
+    pub(crate) fn parts(&self) -> Result<(PortDescriptors, PortState), RunningError> {
+        match self {
+            Self::Suspended(_, descriptors, state) => {
+                let copies = descriptors.try_clone().map_err(|error| failed(error.into()))?;
                 Ok((copies, (**state).clone()))
             }
-            _ => Err(PartError::NotServed),
+            Self::Open(_) | Self::Unopened(_) => Err(failed("it is not suspended".into())),
         }
     }
 
     /// Ends the connection of a suspended port, because another process may have used it: QEMU accepts a new
     /// one, which begins with a whole frame. Packets of a tap device are whole anyway.
     pub(crate) fn disconnect(&mut self) {
-        if let Serving::Suspended(descriptors, state) = &mut self.serving {
-            if matches!(self.offer.guest, GuestOffer::Stream(_)) {
+        if let Self::Suspended(offer, descriptors, state) = self {
+            if matches!(offer.guest, GuestOffer::Stream(_)) {
                 descriptors.guest = None;
             }
             state.received.clear();
@@ -114,28 +130,22 @@ impl PassablePort {
         }
     }
 
-    /// Moves frames between `qemu` and the network, if the port does not yet.
-    pub(crate) fn serve(&mut self, qemu: &Qemu) -> Result<(), PartError> {
-        self.serving = match std::mem::replace(&mut self.serving, Serving::Broken) {
-            Serving::Suspended(descriptors, state) => {
-                Serving::Running(Port::from_parts(descriptors, *state)?)
+    /// Moves frames between `qemu` and the network.
+    pub(crate) fn serve(self, qemu: &Qemu) -> Result<NetworkPort, RunningError> {
+        let net = |error: NetError| failed(error.into());
+        Ok(match self {
+            Self::Open(port) => port,
+            Self::Suspended(offer, descriptors, state) => {
+                NetworkPort::over(Port::from_parts(descriptors, *state).map_err(net)?, offer)
             }
-            Serving::Unopened => Serving::Running(Port::open(self.config(qemu)?)?),
-            other => other,
-        };
-        Ok(())
+            Self::Unopened(offer) => {
+                let port = Port::open(offer.config(qemu).map_err(net)?).map_err(net)?;
+                NetworkPort::over(port, offer)
+            }
+        })
     }
+}
 
-    fn config(&self, qemu: &Qemu) -> Result<PortConfig, PartError> {
-        let PortOffer { guest, tap, filter } = self.offer.clone();
-        let guest = match guest {
-            GuestOffer::Stream(socket) => GuestSide::Stream(socket),
-            GuestOffer::Tap(port) => {
-                let namespace = qemu.network().map_err(PartError::Serve)?;
-                GuestSide::Tap { namespace, device: qemu.tap_device(port).map_err(PartError::Serve)?, port }
-            }
-        };
-        let uplink = tap.map(|(name, bridge)| Uplink::Tap(TapConfig { name, bridge }));
-        Ok(PortConfig { guest, uplink: uplink.unwrap_or(Uplink::Isolated), gates: Gates::OPEN, filter })
-    }
+fn failed(source: Box<dyn std::error::Error + Send + Sync>) -> RunningError {
+    RunningError::Port { port: "net".into(), source }
 }

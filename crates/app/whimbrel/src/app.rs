@@ -32,6 +32,7 @@ fn dispatch(cli: Cli) -> Result<(), CliError> {
     let context = Context::new(&cli);
     match cli.command {
         Command::Host(args) => args.run(cli.socket),
+        Command::Vm(args) => args.run(),
         Command::Completions(args) => args.run(),
         Command::Manuals(args) => args.run(),
         Command::Doctor(args) => args.run(&context?),

@@ -123,6 +123,8 @@ pub(crate) enum Command {
     Mount(Box<mount::Args>),
     Pool(pool::Args),
     Session(session::Args),
+    #[command(hide = true)]
+    Vm(vm::Args),
     Completions(completions::Args),
     Manuals(completions::Manuals),
 }
@@ -131,7 +133,7 @@ impl Command {
     /// Whether this process is a daemon, which logs more than a command.
     pub(crate) fn is_daemon(&self) -> bool {
         match self {
-            Self::Host(_) => true,
+            Self::Host(_) | Self::Vm(_) => true,
             Self::Pool(args) => args.is_daemon(),
             _ => false,
         }

@@ -46,6 +46,8 @@ pub(crate) struct Settings {
     pub(crate) key_command: Option<String>,
     /// Address of the metrics without a token.
     pub(crate) metrics_listen: Option<SocketAddr>,
+    /// Whether machines get processes of their own when the daemon stops.
+    pub(crate) machine_processes: Option<bool>,
     /// Groups of this computer and their roles.
     pub(crate) api_groups: Option<BTreeMap<String, Role>>,
 }
@@ -82,6 +84,7 @@ impl Settings {
             key_file: self.key_file.or(below.key_file.filter(|_| !has_command)),
             key_command: self.key_command.or(below.key_command.filter(|_| !has_file)),
             metrics_listen: self.metrics_listen.or(below.metrics_listen),
+            machine_processes: self.machine_processes.or(below.machine_processes),
             api_groups: self.api_groups.or(below.api_groups),
         }
     }

@@ -238,13 +238,21 @@ impl Store {
         for image in &manifest.images {
             image.root.map_or(Ok(()), |root| lease.pin(Pinned::Image { root, pages: image.pages }))?;
         }
-        Ok(Pin { _lease: lease })
+        Ok(Pin { capsule: *id, _lease: lease })
     }
 }
 
 /// Retains a capsule; see [`Store::pin`].
 pub struct Pin {
+    capsule: CapsuleId,
     _lease: GcLease,
+}
+
+impl Pin {
+    /// Capsule that is retained.
+    pub fn capsule(&self) -> CapsuleId {
+        self.capsule
+    }
 }
 
 /// Creates the directory of a store with those above it, and makes their names durable.

@@ -46,6 +46,13 @@ pub struct ProcessIdentity {
     pub start_time: u64,
 }
 
+impl ProcessIdentity {
+    /// Identity of the process that has this number now.
+    pub fn of(pid: u32) -> io::Result<Self> {
+        Ok(Self { pid, start_time: start_time(pid)? })
+    }
+}
+
 /// Cause of a process that could not be started or found again.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {

@@ -6,7 +6,8 @@
 //! any order of scans, also during a capture.
 //!
 //! Invariants: a page that an observation took is in the log's next set. An observation keeps nothing alive:
-//! when the log is dropped, its machine has ended, and the observation reports that.
+//! when the log is dropped, its machine has ended, and the observation reports that. The same while the
+//! observer is closed, because the array passes to another process, whose dirty set a scan here would take.
 
 use std::{
     collections::BTreeMap,
@@ -46,6 +47,8 @@ struct Shared {
     unreported: PageSet,
     observations: BTreeMap<u64, PageSet>,
     next: u64,
+    /// Whether only the log may scan.
+    closed: bool,
 }
 
 struct ObservedArray {
@@ -63,8 +66,13 @@ pub fn observable(
     reader: Box<dyn PageArray>,
 ) -> (Box<dyn PageArray>, DirtyObserver) {
     let (name, pages) = (scanner.name().to_owned(), scanner.page_count());
-    let shared =
-        Shared { array: scanner, unreported: PageSet::empty(pages), observations: BTreeMap::new(), next: 0 };
+    let shared = Shared {
+        array: scanner,
+        unreported: PageSet::empty(pages),
+        observations: BTreeMap::new(),
+        next: 0,
+        closed: false,
+    };
     let shared = Arc::new(Mutex::new(shared));
     let tap = DirtyObserver(Arc::downgrade(&shared));
     (Box::new(ObservedArray { name, pages, reader, shared }), tap)
@@ -80,10 +88,17 @@ impl Shared {
 }
 
 impl DirtyObserver {
+    /// Lets no observation scan from now on, or lets them scan again. A scan under way has ended on return.
+    pub fn set_closed(&self, closed: bool) {
+        if let Some(shared) = self.0.upgrade() {
+            lock(&shared).closed = closed;
+        }
+    }
+
     /// Starts an observation: the first [`Observation::take`] has what is written from now on.
     pub fn observe(&self) -> Result<Observation, ObserveError> {
         let shared = self.0.upgrade().ok_or(MachineGone)?;
-        let mut held = lock(&shared);
+        let mut held = open(&shared)?;
         let dirty = held.scan()?;
         held.unreported.union(&dirty);
         let number = held.next;
@@ -96,7 +111,7 @@ impl DirtyObserver {
     /// Length of the array in pages, and how many of them hold something.
     pub fn extent(&self) -> Result<(u64, u64), ObserveError> {
         let shared = self.0.upgrade().ok_or(MachineGone)?;
-        let mut held = lock(&shared);
+        let mut held = open(&shared)?;
         Ok((held.array.page_count(), held.array.populated()?.count()))
     }
 }
@@ -105,7 +120,7 @@ impl Observation {
     /// Takes what was written since the last call. No consumer of the array misses any of it.
     pub fn take(&mut self) -> Result<PageSet, ObserveError> {
         let shared = self.shared.upgrade().ok_or(MachineGone)?;
-        let mut held = lock(&shared);
+        let mut held = open(&shared)?;
         let dirty = held.scan()?;
         held.unreported.union(&dirty);
         Ok(held.observations.get_mut(&self.number).map_or(dirty, PageSet::take))
@@ -151,6 +166,11 @@ impl PageArray for ObservedArray {
 }
 
 whimbrel_core::opaque_debug!(DirtyObserver, Observation);
+
+fn open(shared: &Mutex<Shared>) -> Result<MutexGuard<'_, Shared>, MachineGone> {
+    let held = lock(shared);
+    if held.closed { Err(MachineGone) } else { Ok(held) }
+}
 
 fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
@@ -274,6 +294,21 @@ mod tests {
         assert_eq!(Arc::strong_count(&array.0), 1, "the array has gone");
         assert!(matches!(watch.take(), Err(ObserveError::Gone(MachineGone))));
         assert!(matches!(tap.observe(), Err(ObserveError::Gone(MachineGone))));
+    }
+
+    #[test]
+    fn while_the_array_passes_to_another_process_no_watch_takes_its_dirty_pages() {
+        let array = Array::default();
+        let (followed, tap) = observable(Box::new(array.clone()), Box::new(array.clone()));
+        let mut watch = tap.observe().unwrap();
+        tap.set_closed(true);
+        array.write(3);
+        assert!(matches!(watch.take(), Err(ObserveError::Gone(MachineGone))));
+        assert!(tap.observe().is_err() && tap.extent().is_err());
+        assert_eq!(array.0.lock().unwrap().0, [3], "the other process finds it");
+        tap.set_closed(false);
+        assert!(watch.take().unwrap().contains(3));
+        drop(followed);
     }
 
     #[test]

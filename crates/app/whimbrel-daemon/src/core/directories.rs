@@ -17,6 +17,7 @@
 //! DATA/api-tokens.json digests of tokens              DATA/audit/         audit log of the API
 //! RUN/started          made once the machines were started that start with the host
 //! RUN/slots/ID/        runtime directory of one QEMU: sockets, memory file, live bitmaps; on a tmpfs
+//! RUN/slots/ID/machine-process  names who has the machine while no daemon runs; the socket is `swap`
 //! ```
 //!
 //! Files under DATA survive a reboot; files under RUN survive the daemon. Both belong to the user of the
@@ -108,6 +109,7 @@ impl Directories {
     pub(crate) fn machine_dirs(&self, name: &MachineName) -> MachineDirs {
         MachineDirs {
             qemu: self.qemu_dirs(),
+            store: self.store(),
             folder: self.machine(name),
             live_bitmaps: self.live_bitmaps(),
             console_log: self.console_log(name),

@@ -14,7 +14,7 @@ use whimbrel_pool::client::PoolError;
 use whimbrel_protect::PrimaryError;
 use whimbrel_qemu::{ImageError, ImageFormat};
 use whimbrel_store::StoreError;
-use whimbrel_vm::RunningError;
+use whimbrel_vm::{PassError, RunningError};
 use whimbrel_wire::{private_dir::PrivateDirError, web_tls::WebTlsError};
 
 type Cause = Box<dyn Error + Send + Sync>;
@@ -57,6 +57,8 @@ pub enum DaemonError {
     AlreadyServed { path: PathBuf },
     #[error("QEMU failed: cannot {action}")]
     Qemu { action: &'static str, source: Cause },
+    #[error("a machine did not pass between the daemon and its own process")]
+    Pass { source: PassError },
     #[error("cannot access the memory of QEMU")]
     Memory { source: Cause },
     #[error("the disk {disk} failed")]
@@ -183,7 +185,7 @@ impl DaemonError {
             Self::NotPrivate { source: PrivateDirError::Io { source, .. } } => io_code(source),
             Self::NotPrivate { .. } => ErrorCode::Unsupported,
             Self::NoRoom { .. } => ErrorCode::NoSpace,
-            Self::Qemu { .. } | Self::Memory { .. } => ErrorCode::QemuFailed,
+            Self::Qemu { .. } | Self::Memory { .. } | Self::Pass { .. } => ErrorCode::QemuFailed,
             Self::Image { source: ImageError::Read(source), .. } => io_code(source),
             Self::Image { source: ImageError::Start(_) | ImageError::TimedOut { .. }, .. } => {
                 ErrorCode::QemuFailed

@@ -16,7 +16,8 @@ use whimbrel_core::Digest;
 use whimbrel_qemu::Vmgenid;
 use whimbrel_vm::{
     CapsuleImages, MachineSetup, PrestartedQemu, ProcessRecord, RamFile, Reservation, RunningMachine,
-    runtime_dir::RuntimeDir,
+    Template,
+    runtime_dir::{self, RuntimeDir},
 };
 
 impl Daemon {
@@ -86,19 +87,31 @@ impl Daemon {
         record: &Record,
         process: &ProcessRecord,
     ) -> Result<RunningMachine, DaemonError> {
+        if let Some(machine) = self.take_from_process(record, process)? {
+            return Ok(machine);
+        }
         let setup = self.machine_setup(record)?;
-        let size = record.config.memory;
-        let (own, shared) = match process.ram {
-            RamFile::Own => (self.memory.adopt(size.0), None),
-            RamFile::Template => (self.memory.adopt(0), Some(self.memory.adopt(size.0))),
-        };
+        let (own, template) = self.reservation_of_adopted(record, process)?;
         let runtime_dirs = &setup.dirs.qemu.runtime_dirs;
         let mut slot = RuntimeDir::adopt(runtime_dirs, &process.slot, &record.config, own)?;
-        if let Some(memory) = shared {
-            let content = (process.memory, size);
-            slot.hold_template(self.prestarted.templates.adopt(content, &slot.ram(), memory)?);
-        }
+        template.into_iter().for_each(|template| slot.hold_template(template));
         Ok(RunningMachine::adopt(setup, process, slot)?)
+    }
+
+    /// Memory of a machine that runs already, and its template if it is a clone.
+    pub(super) fn reservation_of_adopted(
+        &self,
+        record: &Record,
+        process: &ProcessRecord,
+    ) -> Result<(Reservation, Option<Arc<Template>>), DaemonError> {
+        let size = record.config.memory;
+        if process.ram == RamFile::Own {
+            return Ok((self.memory.adopt(size.0), None));
+        }
+        let ram = runtime_dir::ram_path(&self.directories.runtime_dir(&process.slot));
+        let content = (process.memory, size);
+        let template = self.prestarted.templates.adopt(content, &ram, self.memory.adopt(size.0))?;
+        Ok((self.memory.adopt(0), Some(template)))
     }
 
     /// Setup of a machine whose disks begin empty; makes its folder.
@@ -109,7 +122,7 @@ impl Daemon {
     }
 
     /// What the machine of a record needs of this host.
-    fn machine_setup(&self, record: &Record) -> Result<MachineSetup, DaemonError> {
+    pub(super) fn machine_setup(&self, record: &Record) -> Result<MachineSetup, DaemonError> {
         missing_pages::check(self, record)?;
         let filter = |nic| self.port_filter(&record.name, nic);
         let requests = GuestRequestHandler { host: self.me.clone(), machine: record.name.clone() };

@@ -10,6 +10,7 @@ mod creation;
 mod dirty_sampling;
 pub(crate) mod entry;
 pub(crate) mod folder;
+pub(crate) mod machine_process;
 mod memory_room;
 pub(crate) mod prestarted_qemu;
 pub(crate) mod record;

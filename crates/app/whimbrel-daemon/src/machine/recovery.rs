@@ -15,7 +15,7 @@ use crate::{
 };
 use std::{collections::BTreeSet, sync::Arc};
 use whimbrel_migrate::handover::{PausedIncoming, SourceRecord};
-use whimbrel_vm::{RunningMachine, runtime_dir};
+use whimbrel_vm::{RunningMachine, RuntimeMark, runtime_dir};
 
 impl Daemon {
     /// Adopts every machine that has a record. A machine that cannot be adopted is shown as crashed, with the
@@ -168,22 +168,27 @@ impl Daemon {
         }
     }
 
-    /// Records the crash of a machine whose QEMU is gone or unusable. A machine between two hosts stays so:
-    /// its owner is not known here.
+    /// Records the crash of a machine whose QEMU is gone or unusable, or that it has shut down while no
+    /// daemon ran. A machine between two hosts stays so: its owner is not known here.
     fn record_crash(&self, record: &mut Record, error: &DaemonError) {
         if record.phase != Phase::Here {
             return;
         }
         // A crashed machine may be started again, so this QEMU must have ended.
-        if let Some(process) = &record.process {
-            runtime_dir::end(&self.directories.runtime_dir(&process.slot));
-        }
+        let slot = record.process.as_ref().map(|process| self.directories.runtime_dir(&process.slot));
+        slot.iter().for_each(|slot| runtime_dir::end(slot));
+        let has_shut_down = slot.is_some_and(|slot| RuntimeMark::ShutDown.is_on(&slot));
         let cause = std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string);
-        record.phase = Phase::Crashed { reason: format!("it was gone when the daemon restarted: {cause}") };
+        let reason = format!("it was gone when the daemon restarted: {cause}");
+        let (phase, end) = match has_shut_down {
+            true => (Phase::Stopped, End::Shutdown),
+            false => (Phase::Crashed { reason }, End::Failure),
+        };
+        record.phase = phase;
         record.process = None;
         record.since_ms = crate::now_ms();
         match record.save(&self.directories) {
-            Ok(()) => self.self_starts.ended(&record.name, record.settings.restart, End::Failure),
+            Ok(()) => self.self_starts.ended(&record.name, record.settings.restart, end),
             Err(error) => {
                 tracing::error!(error = &error as &dyn std::error::Error, "could not record a crash");
             }
@@ -191,7 +196,10 @@ impl Daemon {
     }
 
     /// Detaches from the machines when the daemon ends: they keep running.
-    pub(crate) fn detach_machines(&self) {
+    pub(crate) fn detach_machines(&self, machine_processes: bool) {
+        if machine_processes {
+            self.leave_to_processes();
+        }
         self.prestarted.end_all();
     }
 }

@@ -121,6 +121,22 @@ impl Listener {
     }
 }
 
+impl Listener {
+    /// Waits for a process to connect, however long that takes. None once `ended` can be read.
+    pub fn accept_unless(&self, ended: BorrowedFd<'_>) -> Result<Option<Channel>, ChannelError> {
+        loop {
+            let mut events =
+                [&self.0.as_fd(), &ended].map(|one| PollFd::from_borrowed_fd(*one, PollFlags::IN));
+            match poll(&mut events, None) {
+                Ok(_) if !events[1].revents().is_empty() => return Ok(None),
+                Ok(_) => return self.accept(Duration::ZERO).map(Some),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(failed("wait for")(errno.into())),
+            }
+        }
+    }
+}
+
 impl Channel {
     /// Connects to the process that listens on `path`.
     pub fn connect(path: &Path) -> Result<Self, ChannelError> {

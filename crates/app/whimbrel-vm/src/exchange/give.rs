@@ -2,29 +2,26 @@
 
 use super::{PassError, Step, SwapLimits, clock, qemu, send};
 use crate::{
-    Disk, LazyMemory, MachineParts, PartError, PassablePort,
+    RunningMachine,
     channel::{Channel, ChannelError, seal},
-    lazy_memory::FilledPages,
-    machine::DiskFiles,
-    message::{DiskOffer, MAX_DISKS, MAX_PORTS, MachineOffer, MachineState, Message, decode, encode_state},
+    filled_pages::FilledPages,
+    message::{
+        MAX_DISKS, MAX_PORTS, MachineOffer, MachineState, Message, MessageError, decode, encode_state,
+    },
+    passable_port::PassablePort,
     swap::{Knowledge, OldAction, OldEvent, OldSide},
 };
-use std::{os::fd::OwnedFd, time::Duration};
-use whimbrel_block::OverlayFiles;
+use std::{mem, os::fd::OwnedFd, time::Duration};
+use whimbrel_block::{OverlayFiles, OverlayState};
 use whimbrel_capture::DirtyLog;
-use whimbrel_machine::Machine as _;
-use whimbrel_memory::{AttachmentDescriptors, Mode};
+use whimbrel_memory::AttachmentDescriptors;
 use whimbrel_net::{PortDescriptors, PortState};
-use whimbrel_qemu::{Console, ConsoleState, QemuDescriptors, QmpState};
-
-type PortParts = Vec<(PortState, PortDescriptors)>;
-type ConsoleParts = (ConsoleState, Option<OwnedFd>);
+use whimbrel_qemu::{ConsoleState, QemuDescriptors, QmpState};
 
 /// Interval at which a new process that was killed and does not end is reported.
 const END_REPORT: Duration = Duration::from_secs(5);
 
 /// What became of a machine that was offered.
-#[derive(Debug)]
 pub enum Given {
     /// The new process has it. This one has nothing more to do with it.
     Gone {
@@ -34,7 +31,7 @@ pub enum Given {
     /// Still the machine of this process, and it runs as before.
     Kept {
         /// Machine of this process.
-        machine: Box<MachineParts>,
+        machine: Box<RunningMachine>,
         /// Whether its dirty logs are complete; if not, every page counts as dirty.
         knowledge: Knowledge,
         /// Why it was not passed on.
@@ -49,18 +46,20 @@ pub enum Given {
 /// If the machine could neither be passed on nor taken up again. It is as if this process had ended:
 /// another one can adopt it, whose dirty pages are not known.
 pub fn give(
-    machine: MachineParts,
+    machine: RunningMachine,
     channel: &Channel,
     limits: &SwapLimits,
     reached: &mut dyn FnMut(Step),
 ) -> Result<Given, PassError> {
     let runs = machine.qemu.qmp().is_running();
-    Giving { machine, channel, limits, reached, runs, held: None, reason: None, stopped: Duration::ZERO }
-        .run()
+    let (ports, stopped) = (Vec::new(), Duration::ZERO);
+    Giving { machine, ports, channel, limits, reached, runs, held: None, reason: None, stopped }.run()
 }
 
 struct Giving<'a> {
-    machine: MachineParts,
+    machine: RunningMachine,
+    /// Network ports of the machine, while the guest stands still.
+    ports: Vec<PassablePort>,
     channel: &'a Channel,
     limits: &'a SwapLimits,
     reached: &'a mut dyn FnMut(Step),
@@ -71,6 +70,14 @@ struct Giving<'a> {
     /// First cause of not passing it on.
     reason: Option<PassError>,
     stopped: Duration,
+}
+
+/// State and copies of what moves bytes to and from the guest.
+struct Streams {
+    ports: Vec<PortState>,
+    port_descriptors: Vec<PortDescriptors>,
+    console: ConsoleState,
+    console_stream: Option<OwnedFd>,
 }
 
 impl Giving<'_> {
@@ -91,6 +98,10 @@ impl Giving<'_> {
                     (self.reached)(Step::Gave);
                     self.next(self.limits.running)
                 }
+                Some(OldAction::Withdraw) => match send(self.channel, &Message::Withdrawn, &[]) {
+                    Ok(()) | Err(PassError::Channel(ChannelError::Ended)) => OldEvent::Withdrew,
+                    Err(error) => self.failed(error, OldEvent::Failed),
+                },
                 Some(OldAction::KillPeer) => self.end_peer(),
                 Some(OldAction::GoOn { stopped, knowledge }) => return self.reclaim(stopped, knowledge),
                 Some(OldAction::End) => return Ok(Given::Gone { stopped: self.stopped }),
@@ -116,7 +127,7 @@ impl Giving<'_> {
             Ok(packet) => packet,
             Err(error @ ChannelError::Ended) => return self.failed(error.into(), OldEvent::PeerEnded),
             Err(error @ ChannelError::Silent { .. }) => return self.failed(error.into(), OldEvent::Late),
-            Err(error) => return self.failed(error.into(), OldEvent::Refused),
+            Err(error) => return self.failed(error.into(), OldEvent::Wrong),
         };
         match decode(&packet.bytes) {
             Ok(Message::Ready) => OldEvent::Ready,
@@ -129,52 +140,55 @@ impl Giving<'_> {
                 let reason = reason.chars().take(500).collect();
                 self.failed(PassError::Refused { reason }, OldEvent::Refused)
             }
-            Ok(_) => self.failed(PassError::Unexpected { what: "a message" }, OldEvent::Refused),
-            Err(error) => self.failed(error.into(), OldEvent::Refused),
+            Ok(_) => self.failed(PassError::Unexpected { what: "a message" }, OldEvent::Wrong),
+            // A program that speaks another version cannot have taken anything.
+            Err(error @ MessageError::Version { .. }) => self.failed(error.into(), OldEvent::Refused),
+            Err(error) => self.failed(error.into(), OldEvent::Wrong),
         }
     }
 
     fn check(&self) -> Result<(), PassError> {
-        let MachineParts { memory, disks, ports, lazy, .. } = &self.machine;
-        let unsupported = |what| Err(PassError::Unsupported { what });
-        match memory.state().mode {
-            Mode::Lazy if lazy.is_none() => unsupported("memory that another process fills"),
-            _ if disks.len() > MAX_DISKS => unsupported("so many disks"),
-            _ if ports.len() > MAX_PORTS => unsupported("so many network ports"),
-            _ => Ok(()),
-        }
+        let RunningMachine { disks, ports, .. } = &self.machine;
+        let what = match self.machine.unpassable() {
+            Some(what) => what,
+            None if disks.len() > MAX_DISKS => "so many disks",
+            None if ports.len() > MAX_PORTS => "so many network ports",
+            None => return Ok(()),
+        };
+        Err(PassError::Unsupported { what })
     }
 
-    /// Sends the descriptors of all parts, while the guest runs.
+    /// Sends the description and the descriptors of all parts, while the guest runs.
     fn offer(&mut self) -> Result<(), PassError> {
         self.check()?;
-        let MachineParts { qemu: driver, memory, disks, ports, console, lazy, .. } = &self.machine;
+        let description = self.machine.description().seal()?;
+        let RunningMachine { qemu: driver, memory, disks, ports, console, runtime_dir, .. } =
+            &mut self.machine;
         let AttachmentDescriptors { pidfd, userfaultfd, pagemap, ram_file, memory: by_address } =
-            memory.descriptors().map_err(PassError::Descriptors)?;
+            memory.attachment().descriptors().map_err(PassError::Descriptors)?;
         let QemuDescriptors { pidfd: qemu_pidfd, qmp } =
             driver.descriptors().map_err(PassError::Descriptors)?;
-        let descriptors: Vec<OwnedFd> = [qemu_pidfd, qmp, pidfd, userfaultfd, pagemap]
+        let descriptors: Vec<OwnedFd> = [description, qemu_pidfd, qmp, pidfd, userfaultfd, pagemap]
             .into_iter()
             .chain(ram_file)
             .chain(by_address)
             .collect();
         let offer = MachineOffer {
-            memory: memory.state(),
+            memory: memory.attachment().state(),
             qemu_dir: driver.dir().to_owned(),
             qemu: driver.process().identity(),
             private_memory: driver.has_private_memory(),
             runs: self.runs,
             disks: disks.len() as u16,
-            ports: ports.iter().map(PassablePort::offer).collect(),
-            console: console.as_ref().map(|console| (console.path().to_owned(), console.log().to_owned())),
-            lazy: lazy.as_ref().map(LazyMemory::source),
+            ports: ports.iter().map(|port| port.offer().clone()).collect(),
+            console: (console.path().to_owned(), console.log().to_owned()),
         };
         send(self.channel, &Message::Offer(Box::new(offer)), &descriptors)?;
-        for disk in disks {
-            let DiskFiles { base, overlay, listener } = disk.files().map_err(PassError::Descriptors)?;
-            let OverlayFiles { data, durable, live } = overlay;
-            let files = [base.into(), data.into(), durable.into(), live.into(), listener.into()];
-            send(self.channel, &Message::Disk(DiskOffer { base_id: disk.base_id() }), &files)?;
+        for (disk, served) in disks.iter().zip(runtime_dir.disks()) {
+            let OverlayFiles { data, durable, live } = disk.files().map_err(PassError::Descriptors)?;
+            let listener = served.listener().map_err(PassError::Descriptors)?;
+            let files = [data.into(), durable.into(), live.into(), listener.into()];
+            send(self.channel, &Message::Disk, &files)?;
         }
         (self.reached)(Step::Offered);
         Ok(())
@@ -184,73 +198,84 @@ impl Giving<'_> {
     fn stop_and_send(&mut self) -> Result<(), PassError> {
         let stopped_at = clock();
         // QEMU has no request open once it answers.
-        self.machine.qemu.pause().map_err(qemu("stop"))?;
+        self.machine.set_paused(true)?;
         (self.reached)(Step::Stopped);
         // All threads end at once: on a busy host each takes its turn of a processor.
-        self.machine.disks.iter().for_each(Disk::begin_suspend);
+        self.machine.runtime_dir.disks().iter().for_each(|disk| disk.begin_suspend());
         let state = self.machine.qemu.suspend().map_err(qemu("leave"))?;
         self.held = Some(state.qmp.clone());
-        let drain = self.limits.drain;
-        let mut overlays = Vec::new();
-        for disk in &mut self.machine.disks {
-            disk.suspend(drain)?;
-            overlays.push(disk.state()?);
-        }
-        let (ports, console) = self.suspend_streams()?;
+        let overlays = self.suspend_disks()?;
+        let Streams { ports, port_descriptors, console, console_stream } = self.suspend_streams()?;
         // Nothing touches the memory of a paused guest whose disks are silent.
-        self.machine.lazy.iter_mut().for_each(LazyMemory::suspend);
-        let filled = self.machine.lazy.as_ref().and_then(|_| FilledPages::of(&self.machine.memory));
-        let dirty = self.machine.dirty_logs.iter_mut().map(DirtyLog::export).collect::<Result<_, _>>()?;
-        let (ports, port_descriptors): (Vec<_>, Vec<_>) = ports.into_iter().unzip();
-        let (console, console_stream) = console.unzip();
+        let RunningMachine { memory, dirty_logs, observer, .. } = &mut self.machine;
+        if !memory.suspend(self.limits.drain) {
+            return Err(PassError::PagesUnderWay { after: self.limits.drain });
+        }
+        let filled = FilledPages::of(memory.attachment());
+        observer.set_closed(true);
+        let dirty = dirty_logs.iter_mut().map(DirtyLog::export).collect::<Result<_, _>>()?;
         let (qemu, runs) = (state, self.runs);
         let state = MachineState { qemu, dirty, overlays, ports, console, filled, runs, stopped_at };
         let file = seal(&encode_state(&state)?)?;
-        for disk in &self.machine.disks {
-            let (sockets, states): (Vec<_>, Vec<_>) = disk.connections()?.into_iter().unzip();
-            send(self.channel, &Message::Connections(states), &sockets)?;
-        }
-        for PortDescriptors { uplink, guest, device } in port_descriptors {
-            let (uplink_passed, guest_passed) = (uplink.is_some(), guest.is_some());
-            let message =
-                Message::Port { uplink: uplink_passed, guest: guest_passed, device: device.is_some() };
-            let descriptors = [uplink, guest, device].into_iter().flatten().collect::<Vec<_>>();
-            send(self.channel, &message, &descriptors)?;
-        }
-        if let Some(stream) = console_stream {
-            let message = Message::Console { connected: stream.is_some() };
-            send(self.channel, &message, &stream.into_iter().collect::<Vec<_>>())?;
-        }
+        self.send_streams(port_descriptors, console_stream)?;
         send(self.channel, &Message::State, &[file])?;
         (self.reached)(Step::StateSent);
         Ok(())
     }
 
-    /// Stops what moves frames and serial output, and returns copies of the parts.
-    fn suspend_streams(&mut self) -> Result<(PortParts, Option<ConsoleParts>), PassError> {
-        let mut ports = Vec::new();
-        for port in &mut self.machine.ports {
-            port.suspend()?;
-            let (descriptors, state) = port.parts()?;
-            ports.push((state, descriptors));
+    fn suspend_disks(&mut self) -> Result<Vec<OverlayState>, PassError> {
+        let RunningMachine { disks, runtime_dir, .. } = &mut self.machine;
+        let mut overlays = Vec::new();
+        for (disk, served) in disks.iter().zip(runtime_dir.disks()) {
+            served.suspend(self.limits.drain)?;
+            overlays.push(disk.state()?);
         }
-        let console = self.machine.console.as_mut().map(Console::suspend).transpose();
-        let console = console.map_err(PartError::Console)?;
-        Ok((ports, console.map(|(stream, state)| (state, stream))))
+        Ok(overlays)
     }
 
-    /// Moves frames and serial output again, and fills memory.
-    fn resume_streams(&mut self, is_lost: bool) -> Result<(), PassError> {
-        let MachineParts { qemu, memory, ports, console, lazy, .. } = &mut self.machine;
-        lazy.iter_mut().try_for_each(|lazy| lazy.serve(memory))?;
-        for port in ports {
-            if is_lost {
-                port.disconnect();
+    /// Stops what moves frames and bytes of the guest, and returns copies of the parts.
+    fn suspend_streams(&mut self) -> Result<Streams, PassError> {
+        self.ports = mem::take(&mut self.machine.ports).into_iter().map(PassablePort::Open).collect();
+        let (mut ports, mut port_descriptors) = (Vec::new(), Vec::new());
+        let mut open = mem::take(&mut self.ports).into_iter();
+        while let Some(port) = open.next() {
+            match port.suspend() {
+                Ok(port) => self.ports.push(port),
+                Err(failed) => {
+                    let (port, error) = *failed;
+                    self.ports.extend([port].into_iter().chain(open));
+                    return Err(error.into());
+                }
             }
-            port.serve(qemu)?;
         }
-        console.iter_mut().try_for_each(Console::resume).map_err(PartError::Console)?;
-        Ok(())
+        for port in &self.ports {
+            let (descriptors, state) = port.parts()?;
+            ports.push(state);
+            port_descriptors.push(descriptors);
+        }
+        self.machine.guest.suspend();
+        let (console_stream, console) = self.machine.console.suspend().map_err(PassError::Console)?;
+        Ok(Streams { ports, port_descriptors, console, console_stream })
+    }
+
+    /// Sends the sockets of disks, network ports and console.
+    fn send_streams(
+        &mut self,
+        ports: Vec<PortDescriptors>,
+        console: Option<OwnedFd>,
+    ) -> Result<(), PassError> {
+        for disk in self.machine.runtime_dir.disks() {
+            let (sockets, states): (Vec<_>, Vec<_>) = disk.connections()?.into_iter().unzip();
+            send(self.channel, &Message::Connections(states), &sockets)?;
+        }
+        for PortDescriptors { uplink, guest, device } in ports {
+            let (has_uplink, has_guest) = (uplink.is_some(), guest.is_some());
+            let message = Message::Port { uplink: has_uplink, guest: has_guest, device: device.is_some() };
+            let descriptors = [uplink, guest, device].into_iter().flatten().collect::<Vec<_>>();
+            send(self.channel, &message, &descriptors)?;
+        }
+        let message = Message::Console { connected: console.is_some() };
+        send(self.channel, &message, &console.into_iter().collect::<Vec<_>>())
     }
 
     /// Kills the new process and waits for its end, however long that takes: until then it may act.
@@ -269,25 +294,38 @@ impl Giving<'_> {
     fn reclaim(mut self, stopped: bool, knowledge: Knowledge) -> Result<Given, PassError> {
         let reason = self.reason.take().unwrap_or(PassError::Channel(ChannelError::Ended));
         if stopped {
-            let is_lost = knowledge == Knowledge::Lost;
-            for disk in &mut self.machine.disks {
-                disk.suspend(self.limits.drain)?;
-                if is_lost {
-                    disk.disconnect();
-                }
-                disk.serve()?;
-            }
-            if is_lost {
-                self.machine.dirty_logs.iter_mut().for_each(DirtyLog::forget);
-            }
-            self.resume_streams(is_lost)?;
-            if let Some(state) = self.held.take() {
-                self.machine.qemu.resume_control(state, is_lost).map_err(qemu("control"))?;
-            }
-            if self.runs {
-                self.machine.qemu.unpause().map_err(qemu("continue"))?;
-            }
+            self.serve_again(knowledge == Knowledge::Lost)?;
+            self.machine.serve_memory_and(self.runs)?;
+            self.machine.guest.resume()?;
         }
         Ok(Given::Kept { machine: Box::new(self.machine), knowledge, reason })
+    }
+
+    /// Serves disks, ports and console again. `is_lost` says whether another process may have used them.
+    fn serve_again(&mut self, is_lost: bool) -> Result<(), PassError> {
+        let RunningMachine { qemu: driver, dirty_logs, runtime_dir, observer, console, ports, .. } =
+            &mut self.machine;
+        for disk in runtime_dir.disks() {
+            disk.suspend(self.limits.drain)?;
+            if is_lost {
+                disk.disconnect();
+            }
+            disk.resume()?;
+        }
+        if is_lost {
+            dirty_logs.iter_mut().for_each(DirtyLog::forget);
+        }
+        observer.set_closed(false);
+        for mut port in mem::take(&mut self.ports) {
+            if is_lost {
+                port.disconnect();
+            }
+            ports.push(port.serve(driver)?);
+        }
+        console.resume().map_err(PassError::Console)?;
+        if let Some(state) = self.held.take() {
+            driver.resume_control(state, is_lost).map_err(qemu("control"))?;
+        }
+        Ok(())
     }
 }

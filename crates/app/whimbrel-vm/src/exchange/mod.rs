@@ -4,10 +4,10 @@ mod give;
 mod take;
 
 pub use give::{Given, give};
-pub use take::{Taken, take};
+pub use take::{FindPlace, Taken, take};
 
 use crate::{
-    PartError,
+    RunningError,
     channel::{Channel, ChannelError},
     message::{Message, MessageError, encode_message},
 };
@@ -77,7 +77,7 @@ pub enum PassError {
     Message(#[from] MessageError),
     /// A part of the machine could not be opened or used.
     #[error(transparent)]
-    Machine(#[from] PartError),
+    Machine(#[from] RunningError),
     /// A page array failed.
     #[error(transparent)]
     Pages(#[from] PageError),
@@ -88,6 +88,27 @@ pub enum PassError {
         action: &'static str,
         /// Cause reported by QEMU or its driver.
         source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The description of the machine could not be written or read.
+    #[error("cannot read or write the description of the machine")]
+    Description {
+        /// Cause reported by the parser.
+        source: serde_json::Error,
+    },
+    /// The memory could not be used.
+    #[error("cannot use the memory of the machine")]
+    Memory(#[from] whimbrel_memory::AttachError),
+    /// The process that the machine is to pass to has no place for it.
+    #[error("there is no place for the machine")]
+    Place(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The console could not be used.
+    #[error("cannot use the console of the machine")]
+    Console(#[source] std::io::Error),
+    /// Pages of its memory are under way from a slow place.
+    #[error("a page of the memory did not come within {after:?}")]
+    PagesUnderWay {
+        /// Time waited while the guest stood still.
+        after: Duration,
     },
     /// A descriptor could not be copied.
     #[error("cannot copy a descriptor")]
@@ -104,6 +125,9 @@ pub enum PassError {
         /// Kind of the message.
         what: &'static str,
     },
+    /// The old process goes on with the machine.
+    #[error("the old process goes on with the machine")]
+    Withdrawn,
     /// The new process refuses.
     #[error("the new process refuses: {reason}")]
     Refused {

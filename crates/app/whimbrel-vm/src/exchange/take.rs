@@ -2,10 +2,11 @@
 
 use super::{PassError, Step, SwapLimits, clock, qemu, send};
 use crate::{
-    Disk, LazyMemory, MachineParts, OpenMemory, PartError, PassablePort,
+    MachineDescription, MachinePlace, RunningMachine,
     channel::{Channel, ChannelError, Packet},
-    machine::{DiskFiles, dirty_logs},
     message::{MAX_DISKS, MAX_PORTS, MachineOffer, MachineState, Message, decode, read_state},
+    passable_port::PassablePort,
+    running::{BuiltMachine, OfferedMachine},
     swap::{Knowledge, NewAction, NewEvent, NewSide},
 };
 use std::{
@@ -18,19 +19,15 @@ use std::{
     time::Duration,
 };
 use whimbrel_block::OverlayFiles;
-use whimbrel_capture::DirtyLog;
-use whimbrel_core::Digest;
-use whimbrel_machine::Machine as _;
-use whimbrel_memory::{Attachment, AttachmentDescriptors, Mode, RamSharing};
+use whimbrel_memory::{Attachment, AttachmentDescriptors, RamSharing};
 use whimbrel_nbd::ConnectionState;
 use whimbrel_net::PortDescriptors;
 use whimbrel_qemu::{Console, ConsoleState, Qemu, QemuDescriptors, QemuState, QmpState};
 
 /// A machine that this process got.
-#[derive(Debug)]
 pub struct Taken {
     /// The machine, which runs again if it ran before.
-    pub machine: MachineParts,
+    pub machine: RunningMachine,
     /// Whether its dirty logs are complete. If not, nobody follows them: as for a machine that was adopted,
     /// every page may have been written.
     pub knowledge: Knowledge,
@@ -38,38 +35,39 @@ pub struct Taken {
     pub stopped: Option<Duration>,
 }
 
+/// Makes place for the machine of a description in this process, or says why there is none.
+pub type FindPlace<'a> =
+    &'a dyn Fn(&MachineDescription) -> Result<MachinePlace, Box<dyn std::error::Error + Send + Sync>>;
+
 /// Takes the machine that the process at the other end of `channel` gives ([`give`](super::give())).
-/// `open_memory` opens the content of memory that is filled on demand. Tells each step to `reached`.
+/// `find_place` opens what a description does not pass. Tells each step to `reached`.
 ///
 /// # Errors
-/// If the machine is not this process's. It must end then, and touch nothing: the old one waits for that.
+/// If the machine is not this process's, which does nothing with it any more. The old process has it, unless
+/// it was given and could not be taken up: so the caller ends, or ends the old process and adopts the
+/// machine.
 pub fn take(
     channel: &Channel,
     limits: &SwapLimits,
-    open_memory: OpenMemory<'_>,
+    find_place: FindPlace<'_>,
     reached: &mut dyn FnMut(Step),
 ) -> Result<Taken, PassError> {
     let (offer, built) = (None, None);
-    Taking { channel, limits, open_memory, reached, offer, built, reason: None }.run()
+    Taking { channel, limits, find_place, reached, offer, built, reason: None }.run()
 }
 
 /// All that came while the guest ran.
 struct Offered {
     offer: MachineOffer,
-    memory: Attachment,
+    machine: OfferedMachine,
     qemu: QemuDescriptors,
-    disks: Vec<(DiskFiles, Digest)>,
-    lazy: Option<LazyMemory>,
 }
 
 /// All but what acts on the machine.
 struct Built {
-    memory: Attachment,
-    disks: Vec<Disk>,
-    dirty_logs: Vec<DirtyLog>,
+    machine: BuiltMachine,
     ports: Vec<PassablePort>,
-    console: Option<PassedConsole>,
-    lazy: Option<LazyMemory>,
+    console: PassedConsole,
     qemu: QemuDescriptors,
     qemu_state: QemuState,
     runs: bool,
@@ -104,7 +102,7 @@ struct Streams {
 struct Taking<'a> {
     channel: &'a Channel,
     limits: &'a SwapLimits,
-    open_memory: OpenMemory<'a>,
+    find_place: FindPlace<'a>,
     reached: &'a mut dyn FnMut(Step),
     offer: Option<Offered>,
     built: Option<Built>,
@@ -130,10 +128,11 @@ impl Taking<'_> {
                 Some(NewAction::TakeUp(knowledge)) => return self.activate(knowledge),
                 Some(NewAction::Refuse) => {
                     let error = self.reason.unwrap_or(PassError::Unexpected { what: "a message" });
-                    let reason = error.to_string();
+                    let reason = whimbrel_core::error_chain(&error);
                     let _ = send(self.channel, &Message::Refused { reason }, &[]);
                     return Err(error);
                 }
+                Some(NewAction::End) if event == NewEvent::Withdrawn => return Err(PassError::Withdrawn),
                 Some(NewAction::End) => return Err(PassError::Channel(ChannelError::Ended)),
             }
         }
@@ -157,6 +156,7 @@ impl Taking<'_> {
         match done {
             Ok(event) => event,
             Err(PassError::Channel(ChannelError::Ended)) => NewEvent::PeerEnded,
+            Err(PassError::Withdrawn) => NewEvent::Withdrawn,
             Err(error) => {
                 self.reason = Some(error);
                 NewEvent::Failed
@@ -168,7 +168,10 @@ impl Taking<'_> {
     fn receive(&self) -> Result<(Message, Vec<OwnedFd>), PassError> {
         loop {
             match self.channel.receive(self.limits.ready) {
-                Ok(Packet { bytes, descriptors }) => return Ok((decode(&bytes)?, descriptors)),
+                Ok(Packet { bytes, descriptors }) => match decode(&bytes)? {
+                    Message::Withdrawn => return Err(PassError::Withdrawn),
+                    message => return Ok((message, descriptors)),
+                },
                 Err(ChannelError::Silent { .. }) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -183,39 +186,24 @@ impl Taking<'_> {
         if usize::from(offer.disks) > MAX_DISKS || offer.ports.len() > MAX_PORTS {
             return Err(PassError::Unsupported { what: "so many disks or network ports" });
         }
-        if offer.memory.mode == Mode::Lazy && offer.lazy.is_none() {
-            return Err(PassError::Unexpected { what: "lazy memory without its content" });
-        }
         let mut passed = Passed(descriptors.into_iter());
+        let description = MachineDescription::unseal(passed.next()?)?;
         let qemu = QemuDescriptors { pidfd: passed.next()?, qmp: passed.next()? };
-        let (pidfd, userfaultfd, pagemap) = (passed.next()?, passed.next()?, passed.next()?);
-        let (has_file, has_memory) = match offer.memory.sharing {
-            RamSharing::Shared { .. } => (true, false),
-            RamSharing::Template { .. } => (true, true),
-            RamSharing::Anonymous => (false, true),
-        };
-        let ram_file = has_file.then(|| passed.next()).transpose()?;
-        let memory = has_memory.then(|| passed.next()).transpose()?;
-        let parts = AttachmentDescriptors { pidfd, userfaultfd, pagemap, ram_file, memory };
-        let memory = Attachment::from_parts(parts, &offer.memory).map_err(PartError::Memory)?;
-        let mut disks = Vec::new();
-        for _ in 0..offer.disks {
-            let (Message::Disk(disk), descriptors) = self.receive()? else {
-                return Err(PassError::Unexpected { what: "something between disks" });
-            };
-            let mut passed = Passed(descriptors.into_iter());
-            let base = passed.next()?.into();
-            let (data, durable, live) = (passed.next()?.into(), passed.next()?.into(), passed.next()?.into());
-            let listener = UnixListener::from(passed.next()?);
-            let overlay = OverlayFiles { data, durable, live };
-            disks.push((DiskFiles { base, overlay, listener }, disk.base_id));
-        }
-        let lazy = offer.lazy.as_ref().map(|source| {
-            let pages = (self.open_memory)(source).map_err(PartError::Content)?;
-            Ok::<_, PartError>(LazyMemory::passed(source.clone(), pages))
-        });
-        self.offer = Some(Offered { lazy: lazy.transpose()?, offer, memory, qemu, disks });
+        let memory = attachment(&offer, passed)?;
+        let disks = (0..offer.disks).map(|_| self.receive_disk()).collect::<Result<_, _>>()?;
+        let place = (self.find_place)(&description).map_err(PassError::Place)?;
+        let machine = OfferedMachine::open(description, place, memory, disks)?;
+        self.offer = Some(Offered { offer, machine, qemu });
         Ok(())
+    }
+
+    fn receive_disk(&self) -> Result<(OverlayFiles, UnixListener), PassError> {
+        let (Message::Disk, descriptors) = self.receive()? else {
+            return Err(PassError::Unexpected { what: "something between disks" });
+        };
+        let mut passed = Passed(descriptors.into_iter());
+        let (data, durable, live) = (passed.next()?.into(), passed.next()?.into(), passed.next()?.into());
+        Ok((OverlayFiles { data, durable, live }, passed.next()?.into()))
     }
 
     fn receive_state(&mut self) -> Result<(), PassError> {
@@ -232,7 +220,7 @@ impl Taking<'_> {
 
     fn receive_streams(&self, offered: &Offered) -> Result<Streams, PassError> {
         let mut streams = Streams::default();
-        for _ in 0..offered.disks.len() {
+        for _ in 0..offered.machine.disks() {
             let (Message::Connections(states), descriptors) = self.receive()? else {
                 return Err(PassError::Unexpected { what: "something between connections" });
             };
@@ -252,13 +240,11 @@ impl Taking<'_> {
             let device = device.then(|| passed.next()).transpose()?;
             streams.ports.push(PortDescriptors { uplink, guest, device });
         }
-        if offered.offer.console.is_some() {
-            let (Message::Console { connected }, descriptors) = self.receive()? else {
-                return Err(PassError::Unexpected { what: "something before the console" });
-            };
-            let mut passed = Passed(descriptors.into_iter());
-            streams.console = connected.then(|| passed.next()).transpose()?;
-        }
+        let (Message::Console { connected }, descriptors) = self.receive()? else {
+            return Err(PassError::Unexpected { what: "something before the console" });
+        };
+        let mut passed = Passed(descriptors.into_iter());
+        streams.console = connected.then(|| passed.next()).transpose()?;
         Ok(streams)
     }
 
@@ -269,63 +255,69 @@ impl Taking<'_> {
             (None, Some(offered)) => build_without_state(offered)?,
             (None, None) => return Err(PassError::Unexpected { what: "nothing" }),
         };
-        let Built { memory, mut disks, dirty_logs, mut ports, mut lazy, runs, stopped_at, .. } = built;
-        disks.iter_mut().try_for_each(Disk::serve)?;
-        lazy.iter_mut().try_for_each(|lazy| lazy.serve(&memory))?;
-        let mut driver = Qemu::from_parts(built.qemu, built.qemu_state).map_err(qemu("control"))?;
-        ports.iter_mut().try_for_each(|port| port.serve(&driver))?;
-        let console = built.console.map(PassedConsole::read).transpose().map_err(PartError::Console)?;
+        let Built { machine: mut parts, ports, console, runs, stopped_at, .. } = built;
+        parts.runtime_dir.disks().iter_mut().try_for_each(|disk| disk.resume())?;
+        parts.memory.serve()?;
+        let driver = Qemu::from_parts(built.qemu, built.qemu_state).map_err(qemu("control"))?;
+        let ports = ports.into_iter().map(|port| port.serve(&driver)).collect::<Result<_, _>>()?;
+        let console = console.read().map_err(PassError::Console)?;
+        let mut machine = parts.complete(driver, ports, console)?;
         (self.reached)(Step::Serving);
         if runs {
-            driver.unpause().map_err(qemu("continue"))?;
+            machine.set_paused(false)?;
         }
         let stopped = stopped_at.map(|at| Duration::from_micros(clock().saturating_sub(at)));
         (self.reached)(Step::Continued);
         let stopped_micros = stopped.map_or(0, |time| time.as_micros() as u64);
         self.notify(&Message::Running { stopped_micros });
-        let machine = MachineParts { qemu: driver, memory, disks, dirty_logs, ports, console, lazy };
         Ok(Taken { machine, knowledge, stopped })
     }
 }
 
+/// The attachment to the memory of an offer.
+fn attachment(offer: &MachineOffer, mut passed: Passed) -> Result<Attachment, PassError> {
+    let (pidfd, userfaultfd, pagemap) = (passed.next()?, passed.next()?, passed.next()?);
+    let (has_file, has_memory) = match offer.memory.sharing {
+        RamSharing::Shared { .. } => (true, false),
+        RamSharing::Template { .. } => (true, true),
+        RamSharing::Anonymous => (false, true),
+    };
+    let ram_file = has_file.then(|| passed.next()).transpose()?;
+    let memory = has_memory.then(|| passed.next()).transpose()?;
+    let parts = AttachmentDescriptors { pidfd, userfaultfd, pagemap, ram_file, memory };
+    Ok(Attachment::from_parts(parts, &offer.memory)?)
+}
+
 /// Builds everything from the state. Starts no thread, and takes no dirty page.
 fn build(offered: Offered, state: MachineState, streams: Streams) -> Result<Built, PassError> {
-    let Offered { offer, memory, qemu, disks: files, lazy } = offered;
+    let Offered { offer, machine, qemu } = offered;
     let MachineState { qemu: qemu_state, dirty, overlays, ports, console, filled, runs, stopped_at } = state;
-    let is_whole = overlays.len() == files.len() && dirty.len() == files.len() + 1;
-    if !is_whole || ports.len() != offer.ports.len() || console.is_some() != offer.console.is_some() {
+    let mut machine = machine.build(Some(&overlays))?;
+    if dirty.len() != machine.dirty_logs.len() || ports.len() != offer.ports.len() {
         return Err(PassError::Unexpected { what: "the state of another machine" });
     }
-    let mut disks = Vec::new();
-    for (((files, base_id), overlay), connections) in
-        files.into_iter().zip(&overlays).zip(streams.connections)
-    {
-        disks.push(Disk::from_files(files, base_id, Some(overlay), connections)?);
-    }
-    let mut logs = dirty_logs(&memory, &disks)?;
-    for (log, state) in logs.iter_mut().zip(dirty) {
+    for (log, state) in machine.dirty_logs.iter_mut().zip(dirty) {
         log.import(state).map_err(|_| PassError::Unexpected { what: "dirty pages of another machine" })?;
     }
-    if filled.is_some_and(|filled| !filled.apply(&memory)) {
+    if filled.is_some_and(|filled| !filled.apply(machine.memory.attachment())) {
         return Err(PassError::Unexpected { what: "filled pages of another machine" });
+    }
+    for (disk, connections) in machine.runtime_dir.disks().iter_mut().zip(streams.connections) {
+        disk.take_connections(connections);
     }
     let parts = streams.ports.into_iter().zip(ports);
     let ports = offer.ports.into_iter().zip(parts);
     let ports = ports.map(|(offer, parts)| PassablePort::passed(offer, Some(parts))).collect();
-    let console = console.map(|state| PassedConsole::Suspended(streams.console, state));
+    let console = PassedConsole::Suspended(streams.console, console);
     let stopped_at = Some(stopped_at);
-    Ok(Built { memory, disks, dirty_logs: logs, ports, console, lazy, qemu, qemu_state, runs, stopped_at })
+    Ok(Built { machine, ports, console, qemu, qemu_state, runs, stopped_at })
 }
 
 /// Builds everything after the old process ended without a state. Its connections ended with it, and QEMU
 /// connects again; so do network ports and console.
 fn build_without_state(offered: Offered) -> Result<Built, PassError> {
-    let Offered { offer, memory, qemu, disks: files, lazy } = offered;
-    let mut disks = Vec::new();
-    for (files, base_id) in files {
-        disks.push(Disk::from_files(files, base_id, None, Vec::new())?);
-    }
-    let dirty_logs = dirty_logs(&memory, &disks)?;
+    let Offered { offer, machine, qemu } = offered;
+    let machine = machine.build(None)?;
     let qemu_state = QemuState {
         dir: offer.qemu_dir,
         identity: offer.qemu,
@@ -334,9 +326,10 @@ fn build_without_state(offered: Offered) -> Result<Built, PassError> {
         qmp: QmpState::unknown(),
     };
     let ports = offer.ports.into_iter().map(|offer| PassablePort::passed(offer, None)).collect();
-    let console = offer.console.map(|(socket, log)| PassedConsole::Unopened(socket, log));
+    let (socket, log) = offer.console;
+    let console = PassedConsole::Unopened(socket, log);
     let (runs, stopped_at) = (offer.runs, None);
-    Ok(Built { memory, disks, dirty_logs, ports, console, lazy, qemu, qemu_state, runs, stopped_at })
+    Ok(Built { machine, ports, console, qemu, qemu_state, runs, stopped_at })
 }
 
 /// Descriptors of a message, one after the other.

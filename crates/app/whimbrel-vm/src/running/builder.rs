@@ -105,6 +105,12 @@ impl MachineBuilder {
         Self { setup, overlay, image, stall, incoming: false, adopted: false, arrival }
     }
 
+    /// Builder of a machine that passes from another process, or was left by one.
+    pub(super) fn of_passed(setup: MachineSetup, image: Option<Option<Digest>>) -> Self {
+        let builder = Self::new(setup, Overlay::Existing, image);
+        Self { adopted: true, arrival: ArrivalKind::Adopted, ..builder }
+    }
+
     pub(super) fn complete(self, warm: PrestartedQemu) -> Result<RunningMachine, RunningError> {
         let content = self.open_disks(&warm.runtime_dir);
         self.complete_with(warm, content)
@@ -143,12 +149,13 @@ impl MachineBuilder {
                 runtime_dir: slot,
                 paused: true,
                 stall: self.stall,
-                fetcher: self.setup.fetcher,
+                fetcher: self.setup.fetcher.clone(),
+                setup: self.setup,
                 background_fetch: None,
                 page_server: None,
-                _origin: origin,
+                origin,
                 bases: BTreeMap::new(),
-                _bases: [None, None],
+                base_pins: [None, None],
             }),
             Err(error) => {
                 if !self.adopted {
@@ -162,7 +169,7 @@ impl MachineBuilder {
 
     /// Pins the capsule that memory or disks are read from. The origin of other machines is only a name; it
     /// may be on another host.
-    fn pin_origin(&self) -> Result<Option<Pin>, RunningError> {
+    pub(super) fn pin_origin(&self) -> Result<Option<Pin>, RunningError> {
         let over_image = |base: &DiskBase| matches!(base, DiskBase::Image { .. });
         // Empty memory is read from no image.
         if self.image.flatten().is_none() && !self.setup.bases.iter().any(over_image) {
@@ -225,7 +232,7 @@ impl MachineBuilder {
         ports.collect()
     }
 
-    fn guest_port(&self, qemu: &Qemu) -> Result<GuestAgent, RunningError> {
+    pub(super) fn guest_port(&self, qemu: &Qemu) -> Result<GuestAgent, RunningError> {
         let MachineSetup { host, name, config, guest_requests, .. } = &self.setup;
         let (socket, pages) = (qemu.guest_socket(), config.memory_pages());
         let requests = guest_requests.clone();

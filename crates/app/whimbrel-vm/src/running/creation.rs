@@ -89,8 +89,7 @@ impl RunningMachine {
         let image = process.lazy.then_some(process.memory);
         // Disks and memory first: a QEMU that waits for a page answers no command. Neither does one that was
         // told to stop when the earlier process died, until its pending disk I/O is done.
-        let builder = MachineBuilder::new(setup, Overlay::Existing, image);
-        let builder = MachineBuilder { adopted: true, arrival: ArrivalKind::Adopted, ..builder };
+        let builder = MachineBuilder::of_passed(setup, image);
         let content = builder.open_disks(&slot)?;
         let memory = RunningMemory::adopt(&builder.setup, process.pid, &slot, image)?;
         let identity = ProcessIdentity { pid: process.pid, start_time: process.started };
@@ -118,7 +117,7 @@ impl RunningMachine {
 
     /// Gives QEMU the stream header of an adopted clone's device state, which cannot be queried. Without it
     /// the clone runs, but its device state cannot be saved.
-    fn restore_stream_header(&mut self) {
+    pub(super) fn restore_stream_header(&mut self) {
         if self.runtime_dir.ram_file() == RamFile::Own {
             return;
         }

@@ -18,7 +18,8 @@ use std::{
 use whimbrel_alignment::PageAlignment;
 use whimbrel_block::{
     AlignedPageView, AlignedPages, AlignmentMismatch, Cow, Device, DiskPages, FileDevice, MirrorLayer,
-    OverlayDir, Padded, RawDisk, TrackedDevice, WriteThrottle, ZeroDevice,
+    OverlayDir, OverlayFiles, OverlayState, Padded, RawDisk, SwappableDevice, TrackedDevice, WriteThrottle,
+    ZeroDevice,
 };
 use whimbrel_capture::{Consumer, DirtyLog};
 use whimbrel_core::{Digest, PAGE_SIZE, PageRun, PageSet};
@@ -43,6 +44,40 @@ pub struct RunningDisk {
 
 pub(super) type RemoteDisks = Vec<(String, Arc<RemoteDisk>)>;
 
+/// Content beneath the overlay of a disk.
+pub(super) struct BaseDisk {
+    device: Arc<dyn Device>,
+    id: Digest,
+    remote: Option<Arc<RemoteDisk>>,
+}
+
+impl BaseDisk {
+    /// Opens the base of disk `index`.
+    pub(super) fn open(setup: &MachineSetup, stall: &Arc<Stall>, index: usize) -> Result<Self, RunningError> {
+        let name = format!("disk{index}");
+        let size = setup.config.disks[index].size.0;
+        let mut remote = None;
+        let over = |root, pages| {
+            let image = setup.images.image(&name, Some(root), pages);
+            let elsewhere = image.fetches_missing();
+            let disk: Arc<dyn Device> = Arc::new(StoredDisk::new(image));
+            if !elsewhere {
+                return disk;
+            }
+            remote.insert(Arc::new(RemoteDisk::new(disk, stall.clone()))).clone()
+        };
+        let opened = open_base(over, &setup.bases[index], size);
+        let (mut device, id) = opened.map_err(|source| RunningError::Disk { disk: name.clone(), source })?;
+        if let Some(fetcher) = &setup.fetcher {
+            // Memory is the first array. The base has its former content again once the missing pages have
+            // arrived.
+            let missing = Arc::new(MissingDiskPages::new(device, fetcher.clone(), index + 1));
+            device = remote.insert(Arc::new(RemoteDisk::new(missing, stall.clone()))).clone();
+        }
+        Ok(Self { device, id, remote })
+    }
+}
+
 /// Whether the overlay starts empty or exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Overlay {
@@ -62,37 +97,60 @@ impl RunningDisk {
         slot: &RuntimeDir,
     ) -> Result<Self, RunningError> {
         let name = format!("disk{index}");
-        let size = setup.config.disks[index].size.0;
-        let mut remote = None;
-        let over = |root, pages| {
-            let image = setup.images.image(&name, Some(root), pages);
-            let elsewhere = image.fetches_missing();
-            let disk: Arc<dyn Device> = Arc::new(StoredDisk::new(image));
-            if !elsewhere {
-                return disk;
-            }
-            remote.insert(Arc::new(RemoteDisk::new(disk, stall.clone()))).clone()
-        };
         let failed = |source| RunningError::Disk { disk: name.clone(), source };
         let place = setup.dirs.overlay(&name);
-        let (mut base, base_id) = open_base(over, &setup.bases[index], size).map_err(failed)?;
-        if let Some(fetcher) = &setup.fetcher {
-            // Memory is the first array. The base has its former content again once the missing pages have
-            // arrived.
-            let missing = Arc::new(MissingDiskPages::new(base, fetcher.clone(), index + 1));
-            base = remote.insert(Arc::new(RemoteDisk::new(missing, stall.clone()))).clone();
-        }
+        let BaseDisk { device: base, id, remote } = BaseDisk::open(setup, stall, index)?;
         let key = setup.images.overlay_key();
         let cow = match overlay {
-            Overlay::New => Cow::create_with_key(&place, base, base_id, key.as_ref()),
-            Overlay::Existing => Cow::open_with_key(&place, base, base_id, key.as_ref()),
+            Overlay::New => Cow::create_with_key(&place, base, id, key.as_ref()),
+            Overlay::Existing => Cow::open_with_key(&place, base, id, key.as_ref()),
         };
-        let cow = Arc::new(cow.map_err(|source| failed(source.into()))?);
+        let cow = cow.map_err(|source| failed(source.into()))?;
+        Self::over(name, cow, remote, slot.swappable_disk(index))
+    }
+
+    /// Disk `index` of a machine of which another process has passed the overlay, with its state if that
+    /// process told it.
+    pub(super) fn passed(
+        setup: &MachineSetup,
+        (index, base): (usize, BaseDisk),
+        (files, state): (OverlayFiles, Option<&OverlayState>),
+        slot: &RuntimeDir,
+    ) -> Result<Self, RunningError> {
+        let name = format!("disk{index}");
+        let key = setup.images.overlay_key();
+        let cow = Cow::from_parts(files, state, base.device, base.id, key.as_ref());
+        let cow = cow.map_err(|source| RunningError::Disk { disk: name.clone(), source: source.into() })?;
+        Self::over(name, cow, base.remote, slot.swappable_disk(index))
+    }
+
+    fn over(
+        name: String,
+        cow: Cow,
+        remote: Option<Arc<RemoteDisk>>,
+        served: &SwappableDevice,
+    ) -> Result<Self, RunningError> {
+        let cow = Arc::new(cow);
         let tracked = Arc::new(TrackedDevice::new(cow.clone()));
         let mirrored = Arc::new(MirrorLayer::new(tracked.clone()));
         let throttle = Arc::new(WriteThrottle::new(mirrored.clone()));
-        slot.swappable_disk(index).set(throttle.clone()).map_err(|source| failed(source.into()))?;
+        let served = served.set(throttle.clone());
+        served.map_err(|source| RunningError::Disk { disk: name.clone(), source: source.into() })?;
         Ok(Self { name, cow, tracked, mirrored, throttle, alignment: None, remote })
+    }
+
+    /// Copies of the open files of the overlay, for another process.
+    pub(crate) fn files(&self) -> std::io::Result<OverlayFiles> {
+        self.cow.files()
+    }
+
+    /// State that goes with the files, once nobody uses the disk.
+    pub(crate) fn state(&self) -> Result<OverlayState, RunningError> {
+        let failed = |source: whimbrel_block::BlockError| RunningError::Disk {
+            disk: self.name.clone(),
+            source: source.into(),
+        };
+        self.cow.state().map_err(failed)
     }
 
     /// Sets the alignment in which the store reads the disk. After a change the store is no longer a

@@ -6,6 +6,7 @@
 //! something. Until then nothing but the hello is sent: commands that wait in the port of a guest that does
 //! not read would be executed much later.
 
+use super::RunningError;
 use std::{
     collections::{BTreeMap, BTreeSet},
     io::{self, Read as _, Write as _},
@@ -134,9 +135,44 @@ impl GuestAgent {
         let is_requesting = AtomicBool::new(false);
         let shared =
             Arc::new(Shared { is_requesting, socket, hello, machine, requests, arrived, state, changed });
+        Self::over(shared)
+    }
+
+    fn over(shared: Arc<Shared>) -> io::Result<Self> {
         let theirs = shared.clone();
         let reader = thread::Builder::new().name("guest-port".into()).spawn(move || theirs.read_reports())?;
         Ok(Self { shared, reader: Some(reader) })
+    }
+
+    /// Closes the connection, so that another process can open one.
+    pub(crate) fn suspend(&mut self) {
+        self.close();
+    }
+
+    /// Opens a connection again, as to a guest that was adopted.
+    pub(crate) fn resume(&mut self) -> Result<(), RunningError> {
+        if self.reader.is_none() {
+            let before = &self.shared;
+            let shared = Shared {
+                is_requesting: AtomicBool::new(false),
+                socket: before.socket.clone(),
+                hello: before.hello.clone(),
+                machine: before.machine.clone(),
+                requests: before.requests.clone(),
+                arrived: ArrivalKind::Adopted,
+                state: Mutex::default(),
+                changed: Condvar::new(),
+            };
+            let path = shared.socket.clone();
+            *self = Self::over(Arc::new(shared))
+                .map_err(|source| RunningError::io("connect to", &path, source))?;
+        }
+        Ok(())
+    }
+
+    /// Whether a request of the guest is being carried out.
+    pub(crate) fn is_requesting(&self) -> bool {
+        self.shared.is_requesting.load(Ordering::Acquire)
     }
 
     /// A handle for commands, which may outlive the connection.
@@ -145,8 +181,8 @@ impl GuestAgent {
     }
 }
 
-impl Drop for GuestAgent {
-    fn drop(&mut self) {
+impl GuestAgent {
+    fn close(&mut self) {
         let mut state = self.shared.lock();
         state.closed = true;
         if let Some(stream) = &state.stream {
@@ -159,6 +195,12 @@ impl Drop for GuestAgent {
             // The thread has reported a panic itself.
             let _ = reader.join();
         }
+    }
+}
+
+impl Drop for GuestAgent {
+    fn drop(&mut self) {
+        self.close();
     }
 }
 

@@ -1,11 +1,12 @@
 //! Directories of a machine on its host, and the paths in them. Values, which a process gets once.
 
+use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use whimbrel_block::OverlayDir;
 use whimbrel_core::Digest;
 
 /// Folders in which a QEMU starts.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QemuDirs {
     /// Folder of all runtime directories, on a tmpfs.
     pub runtime_dirs: PathBuf,
@@ -21,10 +22,12 @@ impl QemuDirs {
 }
 
 /// Folders of one machine.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MachineDirs {
     /// Folders in which its QEMU starts.
     pub qemu: QemuDirs,
+    /// Store of the host.
+    pub store: PathBuf,
     /// Folder with its disks.
     pub folder: PathBuf,
     /// Folder of the bitmaps of overlays, as of the last acknowledged write.

@@ -37,7 +37,29 @@ pub(super) type SharedPager = Arc<Mutex<Option<Pager>>>;
 /// Parts of memory that is filled on demand.
 struct LazyPart {
     root: Option<Digest>,
+    source: Arc<dyn PageSource>,
+    /// Whether some of its pages may be on other hosts only.
+    is_remote: bool,
     pager: SharedPager,
+}
+
+impl LazyPart {
+    fn of_image(images: &CapsuleImages, root: Option<Digest>, pages: u64) -> Result<Self, RunningError> {
+        let source = ImageSource::new(images.image("memory", root, pages))?;
+        let is_remote = source.image.fetches_missing();
+        Ok(Self { root, source: Arc::new(source), is_remote, pager: Arc::default() })
+    }
+
+    /// Fills pages, unless it does already. A pager that was told to end is waited for.
+    fn serve(&self, attachment: &Attachment) -> Result<(), RunningError> {
+        let mut pager = lock(&self.pager);
+        if pager.as_ref().is_some_and(|pager| pager.state().end.is_none()) {
+            return Ok(());
+        }
+        *pager = None;
+        *pager = Some(Pager::start(attachment, self.source.clone()).map_err(memory_error)?);
+        Ok(())
+    }
 }
 
 /// Progress and touched pages of memory that is filled on demand.
@@ -87,6 +109,47 @@ impl RunningMemory {
         Ok(Self { attachment, file, lazy: None, on_demand })
     }
 
+    /// Memory of which another process has passed the attachment. `image` is what it is filled from on
+    /// demand; nobody fills it yet.
+    pub(crate) fn passed(
+        attachment: Attachment,
+        setup: &MachineSetup,
+        slot: &RuntimeDir,
+        image: Option<Option<Digest>>,
+    ) -> Result<Self, RunningError> {
+        let mut memory = Self::with_file(attachment, slot, image.is_some())?;
+        let pages = setup.config.memory_pages();
+        memory.lazy = image.map(|root| LazyPart::of_image(&setup.images, root, pages)).transpose()?;
+        Ok(memory)
+    }
+
+    /// Attachment to the memory of QEMU.
+    pub(crate) fn attachment(&self) -> &Attachment {
+        &self.attachment
+    }
+
+    /// Whether pages may be missing that are on other hosts only.
+    pub(crate) fn lacks_remote_pages(&self) -> bool {
+        self.lazy.as_ref().is_some_and(|lazy| lazy.is_remote) && !self.wait_resident(Duration::ZERO)
+    }
+
+    /// Fills pages on demand again, or for the first time in this process.
+    pub(crate) fn serve(&self) -> Result<(), RunningError> {
+        self.lazy.as_ref().map_or(Ok(()), |lazy| lazy.serve(&self.attachment))
+    }
+
+    /// Ends who fills pages, so that another process can: who touches a missing one waits for that. False if
+    /// pages under way do not come within `patience`.
+    pub(crate) fn suspend(&self, patience: Duration) -> bool {
+        let Some(lazy) = &self.lazy else { return true };
+        let mut pager = lock(&lazy.pager);
+        let has_ended = pager.as_mut().is_none_or(|pager| pager.end_within(patience));
+        if has_ended {
+            *pager = None;
+        }
+        has_ended
+    }
+
     /// Fills touched pages from the image `root` of a capsule.
     pub fn fill_on_demand(
         &mut self,
@@ -97,9 +160,9 @@ impl RunningMemory {
         if self.lazy.is_some() {
             return Ok(());
         }
-        let source = ImageSource::new(images.image("memory", root, pages))?;
-        let pager = Pager::start(&self.attachment, Arc::new(source)).map_err(memory_error)?;
-        self.lazy = Some(LazyPart { root, pager: Arc::new(Mutex::new(Some(pager))) });
+        let lazy = LazyPart::of_image(images, root, pages)?;
+        lazy.serve(&self.attachment)?;
+        self.lazy = Some(lazy);
         Ok(())
     }
 
@@ -109,8 +172,9 @@ impl RunningMemory {
             return Ok(());
         }
         let source = Arc::new(MissingMemory::new(taking.clone()));
-        let pager = Pager::start(&self.attachment, source).map_err(memory_error)?;
-        self.lazy = Some(LazyPart { root: None, pager: Arc::new(Mutex::new(Some(pager))) });
+        let lazy = LazyPart { root: None, source, is_remote: true, pager: Arc::default() };
+        lazy.serve(&self.attachment)?;
+        self.lazy = Some(lazy);
         Ok(())
     }
 

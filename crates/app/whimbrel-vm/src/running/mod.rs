@@ -22,12 +22,14 @@ mod memory;
 mod memory_template;
 mod missing_pages;
 mod network_port;
+mod passed_machine;
 mod pausable;
 mod prestarted;
 mod record;
 mod remote_disk;
 mod reservations;
 pub mod runtime_dir;
+mod served_disk;
 mod setup;
 mod stored_images;
 mod traffic;
@@ -47,12 +49,15 @@ pub use memory::{PagerView, RunningMemory};
 pub use memory_template::{Template, TemplateKey, Templates};
 use missing_pages::BackgroundFetch;
 pub use network_port::{NetworkPort, PortTarget};
+pub(crate) use passed_machine::{BuiltMachine, OfferedMachine};
+pub use passed_machine::{MachineDescription, MachinePlace};
 pub use pausable::PausableMachine;
 pub use prestarted::PrestartedQemu;
 pub use record::{DiskBase, ProcessRecord, RamFile};
 use remote_disk::{RemoteDisk, Stall};
 pub use reservations::{Reservation, Reservations};
-use runtime_dir::{RuntimeDir, RuntimeMark};
+use runtime_dir::RuntimeDir;
+pub use runtime_dir::RuntimeMark;
 pub use setup::MachineSetup;
 pub use stored_images::CapturedArrays;
 pub use traffic::TrafficView;
@@ -86,11 +91,13 @@ pub struct RunningMachine {
     /// Memory first, then the disks in order.
     pub dirty_logs: Vec<DirtyLog>,
     /// Observer of its memory writes.
-    observer: DirtyObserver,
-    console: Arc<Console>,
+    pub(crate) observer: DirtyObserver,
+    pub(crate) console: Arc<Console>,
     /// Connection to its guest agent.
     pub guest: GuestAgent,
-    runtime_dir: RuntimeDir,
+    pub(crate) runtime_dir: RuntimeDir,
+    /// What it was made of.
+    setup: MachineSetup,
     paused: bool,
     /// Reason why it waits for other hosts, if it does.
     stall: Arc<Stall>,
@@ -100,11 +107,11 @@ pub struct RunningMachine {
     /// Page server for the target, where the machine runs now.
     pub page_server: Option<Arc<PageServer>>,
     /// Pin on the capsule whose pages it still reads, whatever becomes of its refs.
-    _origin: Option<Pin>,
+    origin: Option<Pin>,
     /// Base images of the store's dirty sets, by name. An array without one is captured completely.
     pub bases: BTreeMap<String, Option<Digest>>,
     /// Pins on the capsules of these images: the last one with memory, and the last disk-only one after it.
-    _bases: [Option<Pin>; 2],
+    base_pins: [Option<Pin>; 2],
 }
 
 impl RunningMachine {
@@ -304,6 +311,16 @@ impl RunningMachine {
         self.away = None;
         self.ports.clear();
         self.qemu.process().kill();
+    }
+
+    /// Ends a machine that has ended by itself while no daemon ran. Its runtime directory stays, and says
+    /// whether the guest has shut down.
+    pub(crate) fn end_and_leave(mut self, has_shut_down: bool) {
+        if has_shut_down && let Err(error) = self.runtime_dir.mark(RuntimeMark::ShutDown, true) {
+            tracing::warn!(error = &error as &dyn std::error::Error, "cannot record a shutdown");
+        }
+        self.disconnect();
+        self.qemu.kill();
     }
 
     /// Ends the machine without notice to its guest. Its disks stay.

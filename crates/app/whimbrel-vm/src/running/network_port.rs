@@ -1,6 +1,7 @@
 //! Network port of a running machine: closed until the machine runs, announced after a migration.
 
 use super::{RunningError, runtime_dir::RuntimeDir};
+use crate::passable_port::PortOffer;
 use std::sync::{Arc, Weak};
 use whimbrel_core::NicConfig;
 use whimbrel_net::{
@@ -15,6 +16,8 @@ const TAP: &str = "wmb%d";
 /// Network port of a running machine.
 pub struct NetworkPort {
     port: Arc<Port>,
+    /// How to open it anew.
+    offer: PortOffer,
     /// Far end of its frame pipe, until it is taken.
     pipe_end: Option<FramePipeEnd>,
 }
@@ -72,8 +75,29 @@ impl NetworkPort {
             false => tap_of(qemu, index)
                 .map_err(|source| failed(NetError::GuestNetwork { action: "connect to", source }))?,
         };
-        let port = Port::open(PortConfig { guest, uplink: world, gates: Gates::BLOCKED, filter });
-        Ok(Self { port: Arc::new(port.map_err(failed)?), pipe_end: line })
+        let config = PortConfig { guest, uplink: world, gates: Gates::BLOCKED, filter };
+        let offer = PortOffer::of(&config);
+        let port = Arc::new(Port::open(config).map_err(failed)?);
+        Ok(Self { port, offer, pipe_end: line })
+    }
+
+    /// Port that is open, and how to open it anew.
+    pub(crate) fn over(port: Port, offer: PortOffer) -> Self {
+        Self { port: Arc::new(port), offer, pipe_end: None }
+    }
+
+    /// The port and how to open it anew, if nobody else uses it at this moment.
+    pub(crate) fn into_parts(self) -> Result<(Port, PortOffer), Self> {
+        let Self { port, offer, pipe_end } = self;
+        match Arc::try_unwrap(port) {
+            Ok(port) => Ok((port, offer)),
+            Err(port) => Err(Self { port, offer, pipe_end }),
+        }
+    }
+
+    /// How to open it anew.
+    pub(crate) fn offer(&self) -> &PortOffer {
+        &self.offer
     }
 
     /// Takes the far end of its frame pipe, once.

@@ -3,19 +3,21 @@
 //! It exists before its QEMU and is removed after it. Its name is random, so one left by a crash is never
 //! taken for another machine's; `recovery` removes those that no machine owns.
 
-use super::{RamFile, Reservation, RunningError, Template};
+use super::{RamFile, Reservation, RunningError, Template, served_disk::ServedDisk};
 use rustix::fs::{Mode, OFlags};
 use std::{
     fs::{self, File},
     io::Read,
-    os::unix::fs::{MetadataExt, OpenOptionsExt},
+    os::unix::{
+        fs::{MetadataExt, OpenOptionsExt},
+        net::UnixListener,
+    },
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
 use whimbrel_block::{BeforeSet, SwappableDevice};
 use whimbrel_core::{ByteSize, MachineConfig};
-use whimbrel_nbd::Server;
 use whimbrel_qemu::{MachineUser, ProcessIdentity, QemuProcess, Sharing};
 
 /// Directory of the QEMU's user, with its sockets. All else is closed to it.
@@ -25,6 +27,12 @@ const QEMU_DIR: &str = "qemu";
 const RAM: &str = "ram";
 /// File with the pid and start time of the QEMU.
 const PROCESS: &str = "process";
+
+/// File with the pid and start time of the machine process that has the QEMU, or is about to get it.
+const MACHINE_PROCESS: &str = "machine-process";
+
+/// Socket of that process, on which it passes the machine.
+const SWAP: &str = "swap";
 
 /// Longest content of that file: two numbers.
 const PROCESS_MAX: u64 = 64;
@@ -40,6 +48,8 @@ pub enum RuntimeMark {
     Complete,
     /// The user paused the machine. Any other pause belongs to an operation and ends with it.
     PausedByUser,
+    /// The guest has shut down while no daemon ran.
+    ShutDown,
 }
 
 impl RuntimeMark {
@@ -47,6 +57,7 @@ impl RuntimeMark {
         slot.join(match self {
             RuntimeMark::Complete => "whole",
             RuntimeMark::PausedByUser => "paused-by-user",
+            RuntimeMark::ShutDown => "shut-down",
         })
     }
 
@@ -68,13 +79,6 @@ pub struct RuntimeDir {
     template: Option<Arc<Template>>,
     /// Memory that was promised to this QEMU alone.
     _memory: Reservation,
-}
-
-/// The NBD server of one disk. Its content is set when the machine is known.
-struct ServedDisk {
-    device: Arc<SwappableDevice>,
-    _server: Server,
-    socket: PathBuf,
 }
 
 impl RuntimeDir {
@@ -114,17 +118,32 @@ impl RuntimeDir {
         let qemu_dir = qemu_dir(dir);
         let user = MachineUser::of_dir(&qemu_dir).map_err(|e| RunningError::io("examine", &qemu_dir, e))?;
         let serve = |(index, disk): (usize, &whimbrel_core::DiskConfig)| {
-            let socket = qemu_dir.join(format!("disk{index}"));
-            let switch = Arc::new(SwappableDevice::new(disk.size.0, before));
-            let server = whimbrel_nbd::bind(&socket).and_then(|listener| {
-                user.map_or(Ok(()), |user| user.give(&socket))?;
-                whimbrel_nbd::serve(switch.clone(), listener, whimbrel_nbd::Options::default())
-            });
-            let server = server.map_err(|source| RunningError::io("serve a disk on", &socket, source))?;
-            Ok(ServedDisk { device: switch, _server: server, socket })
+            ServedDisk::serve(disk_socket(&qemu_dir, index), user, (disk.size.0, before))
         };
         let disks = config.disks.iter().enumerate().map(serve).collect::<Result<_, RunningError>>()?;
         Ok(Self { id, dir: dir.to_owned(), disks, template: None, _memory: memory })
+    }
+
+    /// Directory of a QEMU whose disks another process serves on `listeners`, until this one does.
+    pub(crate) fn passed(
+        runtime_dirs: &Path,
+        id: &str,
+        (config, memory): (&MachineConfig, Reservation),
+        listeners: Vec<UnixListener>,
+    ) -> Self {
+        let dir = runtime_dirs.join(id);
+        memory.taken_by(dir.join(RAM));
+        let qemu_dir = qemu_dir(&dir);
+        let passed = |(index, (disk, listener)): (usize, (&whimbrel_core::DiskConfig, UnixListener))| {
+            ServedDisk::passed(disk_socket(&qemu_dir, index), disk.size.0, listener)
+        };
+        let disks = config.disks.iter().zip(listeners).enumerate().map(passed).collect();
+        Self { id: id.to_owned(), dir, disks, template: None, _memory: memory }
+    }
+
+    /// Servers of the disks.
+    pub(crate) fn disks(&mut self) -> &mut [ServedDisk] {
+        &mut self.disks
     }
 
     pub(super) fn id(&self) -> &str {
@@ -193,11 +212,11 @@ impl RuntimeDir {
     }
 
     pub(super) fn sockets(&self) -> Vec<PathBuf> {
-        self.disks.iter().map(|disk| disk.socket.clone()).collect()
+        self.disks.iter().map(|disk| disk.socket().to_owned()).collect()
     }
 
     pub(super) fn swappable_disk(&self, disk: usize) -> &Arc<SwappableDevice> {
-        &self.disks[disk].device
+        self.disks[disk].device()
     }
 
     /// Records the QEMU that uses the directory, for `sweep`.
@@ -208,14 +227,19 @@ impl RuntimeDir {
         }
     }
 
-    /// Removes the directory, whose QEMU has ended.
+    /// Removes the directory, whose processes have ended.
     pub fn remove(self) {
-        self.disks.iter().for_each(|disk| drop(disk.device.close()));
+        self.disks.iter().for_each(|disk| drop(disk.device().close()));
         drop(self.disks);
         if let Err(error) = fs::remove_dir_all(&self.dir) {
             tracing::warn!(slot = self.id, %error, "could not remove a runtime directory");
         }
     }
+}
+
+/// Socket of a disk in the directory of its QEMU.
+fn disk_socket(qemu_dir: &Path, index: usize) -> PathBuf {
+    qemu_dir.join(format!("disk{index}"))
 }
 
 impl From<RamFile> for Sharing {
@@ -248,14 +272,52 @@ pub fn sweep(runtime_dirs: &Path, is_owned: impl Fn(&str) -> bool) -> Result<(),
     Ok(())
 }
 
-/// Ends the recorded QEMU of a runtime directory, if it still lives.
+/// Ends the recorded processes of a runtime directory that still live: QEMU, and who has it.
 pub fn end(slot: &Path) {
-    if let Some(process) = recorded_process(slot) {
+    end_machine_process(slot);
+    if let Some(process) = recorded_process(slot, PROCESS) {
         process.kill();
         if !process.wait(END_TIMEOUT) {
             tracing::error!(slot = %slot.display(), "a QEMU was killed but does not end");
         }
     }
+}
+
+/// Path of the memory file in a runtime directory.
+pub fn ram_path(slot: &Path) -> PathBuf {
+    slot.join(RAM)
+}
+
+/// Socket on which a machine process passes the machine of a runtime directory.
+pub fn swap_socket(slot: &Path) -> PathBuf {
+    slot.join(SWAP)
+}
+
+/// Records the machine process that is about to get the machine of a runtime directory.
+pub fn record_machine_process(slot: &Path, process: ProcessIdentity) -> Result<(), RunningError> {
+    let path = slot.join(MACHINE_PROCESS);
+    let written = fs::write(&path, format!("{} {}", process.pid, process.start_time));
+    written.map_err(|source| RunningError::io("write", &path, source))
+}
+
+/// Whether a machine process that lives is recorded in a runtime directory.
+pub fn has_machine_process(slot: &Path) -> bool {
+    recorded_process(slot, MACHINE_PROCESS).is_some()
+}
+
+/// Ends the recorded machine process of a runtime directory and waits for its end, and removes the record.
+/// Until then it may act on the machine. False if it does not end.
+pub fn end_machine_process(slot: &Path) -> bool {
+    if let Some(process) = recorded_process(slot, MACHINE_PROCESS) {
+        process.kill();
+        if !process.wait(END_TIMEOUT) {
+            tracing::error!(slot = %slot.display(), "a machine process was killed but does not end");
+            return false;
+        }
+    }
+    // Absent for most QEMUs.
+    [MACHINE_PROCESS, SWAP].iter().for_each(|file| drop(fs::remove_file(slot.join(file))));
+    true
 }
 
 /// Ends the QEMU of an unused runtime directory and removes the directory.
@@ -269,11 +331,11 @@ pub fn clear(slot: &Path) {
     }
 }
 
-/// The recorded QEMU of a runtime directory, if it still lives. Only a file of this user names one: what
-/// another user wrote must not make us kill a process.
-fn recorded_process(slot: &Path) -> Option<QemuProcess> {
+/// The process that a file of a runtime directory names, if it still lives. Only a file of this user names
+/// one: what another user wrote must not make us kill a process.
+fn recorded_process(slot: &Path, name: &str) -> Option<QemuProcess> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = File::from(rustix::fs::open(slot.join(PROCESS), flags, Mode::empty()).ok()?);
+    let file = File::from(rustix::fs::open(slot.join(name), flags, Mode::empty()).ok()?);
     let found = file.metadata().ok()?;
     if !found.is_file() || found.uid() != rustix::process::geteuid().as_raw() {
         tracing::warn!(slot = %slot.display(), "ignoring a record of a process that is not our own");

@@ -35,7 +35,7 @@ impl CapturedArrays {
 impl RunningMachine {
     /// Makes these images the bases of the next capsule: they equal the arrays, so it holds only changes.
     pub fn set_stored_bases(&mut self, images: &[ImageRef]) -> Result<(), RunningError> {
-        if self._origin.is_none() {
+        if self.origin.is_none() {
             // Without a pin on the images nothing may be written against them.
             return Ok(());
         }
@@ -91,9 +91,9 @@ impl RunningMachine {
         match capsule {
             Ok(capsule) => {
                 match arrays {
-                    CapturedArrays::All => self._bases = [Some(capsule), None],
+                    CapturedArrays::All => self.base_pins = [Some(capsule), None],
                     // Memory stays relative to the last capsule that has it.
-                    CapturedArrays::Disks => self._bases[1] = Some(capsule),
+                    CapturedArrays::Disks => self.base_pins[1] = Some(capsule),
                 }
                 self.bases.extend(images);
             }

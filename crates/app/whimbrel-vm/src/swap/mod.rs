@@ -13,9 +13,11 @@
 //!
 //! The machine is the old one's until it says *yours*, and again if the new one has ended for certain
 //! before it said *running*. It is the new one's from *yours* on, or from the certain end of the old one.
-//! Silence alone never moves it: the old one ends a new one that is late and waits for its end; the new one
-//! only waits. A process whose end is certain has neither CPU nor descriptor left, so there is no third
-//! party to ask.
+//! Silence alone never moves it. Before *yours* the old one says *withdrawn* to a new one that is late, and
+//! goes on: what was sent is read before the end of its sender is noticed. A new one that refuses touches
+//! nothing either. After *yours* the old one ends one that is late, and waits for its end; the new one only
+//! waits. A process whose end is certain has neither CPU nor descriptor left, so there is no third party to
+//! ask.
 //!
 //! The tests walk through every order of messages that arrive or do not, deaths, failures and delays.
 

@@ -12,6 +12,7 @@ enum Message {
     Yours,
     Running,
     Refusal,
+    Withdrawn,
 }
 
 /// Both processes, what is between them, and the guest.
@@ -67,9 +68,14 @@ impl World {
                 self.to_new.push_back(Message::State);
             }
             Some(OldAction::SendYours) => self.to_new.push_back(Message::Yours),
+            Some(OldAction::Withdraw) => {
+                self.to_new.push_back(Message::Withdrawn);
+                return self.old_event(OldEvent::Withdrew);
+            }
             Some(OldAction::KillPeer) => self.killed = true,
             Some(OldAction::GoOn { stopped, knowledge }) => {
-                assert!(self.old_has() && !self.new_lives, "{self:?}");
+                let is_told = self.new == NewSide::Over || self.to_new.contains(&Message::Withdrawn);
+                assert!(self.old_has() && (!self.new_lives || is_told), "{self:?}");
                 assert!(stopped || self.guest_runs, "a guest is forgotten: {self:?}");
                 let lost = self.written_under_new;
                 assert!(knowledge == Knowledge::Lost || !lost, "dirty pages are lost: {self:?}");
@@ -95,11 +101,9 @@ impl World {
                 (self.guest_runs, self.written_under_new) = (true, true);
                 self.to_old.push_back(Message::Running);
             }
-            Some(NewAction::Refuse) => {
-                self.to_old.push_back(Message::Refusal);
-                self.new_lives = false;
-            }
-            Some(NewAction::End) => self.new_lives = false,
+            // It may live on, as a daemon does.
+            Some(NewAction::Refuse) => self.to_old.push_back(Message::Refusal),
+            Some(NewAction::End) => {}
         }
         self
     }
@@ -119,7 +123,8 @@ impl World {
                 Some(Message::Ready) => OldEvent::Ready,
                 Some(Message::Prepared) => OldEvent::Prepared,
                 Some(Message::Running) => OldEvent::Running,
-                _ => OldEvent::Refused,
+                Some(Message::Refusal) => OldEvent::Refused,
+                _ => OldEvent::Wrong,
             };
             next.push(world.old_event(event));
         }
@@ -129,15 +134,22 @@ impl World {
                 Some(Message::Offer) => NewEvent::Offer,
                 Some(Message::State) => NewEvent::State,
                 Some(Message::Yours) => NewEvent::Yours,
+                Some(Message::Withdrawn) => NewEvent::Withdrawn,
                 _ => NewEvent::Failed,
             };
             next.push(world.new_event(event));
         }
-        // The end of the other is noticed at any time after it, also before what it sent last.
+        // The end of the other is noticed at any time after it, also before what it sent last. But not before
+        // it was read that the machine is withdrawn: the channel returns what was sent first.
+        let is_withdrawn = self.to_new.contains(&Message::Withdrawn);
         if self.old_lives && !self.new_lives && !matches!(self.old, OldSide::Kept | OldSide::Gone) {
             next.push(self.clone().old_event(OldEvent::PeerEnded));
         }
-        if self.new_lives && !self.old_lives && !matches!(self.new, NewSide::Has | NewSide::Over) {
+        if self.new_lives
+            && !self.old_lives
+            && !is_withdrawn
+            && !matches!(self.new, NewSide::Has | NewSide::Over)
+        {
             next.push(self.clone().new_event(NewEvent::PeerEnded));
         }
         if self.new_lives && self.killed {
@@ -163,7 +175,11 @@ impl World {
             (self.old_lives, self.with(|world| world.old_lives = false)),
             (self.new_lives, self.with(|world| world.new_lives = false)),
             (!self.to_old.is_empty(), self.with(|world| lose(&mut world.to_old))),
-            (!self.to_new.is_empty(), self.with(|world| lose(&mut world.to_new))),
+            // No packet is lost between two processes of a host. That the others may be is only caution.
+            (
+                self.to_new.front().is_some_and(|first| *first != Message::Withdrawn),
+                self.with(|world| lose(&mut world.to_new)),
+            ),
         ];
         let mut next: Vec<_> = all.into_iter().filter_map(|(may, world)| may.then_some(world)).collect();
         next.extend(own.then(|| self.clone().old_event(OldEvent::Failed)));
@@ -181,7 +197,8 @@ impl World {
 
     /// What must hold once nothing more happens.
     fn check_end(&self) {
-        if !self.old_lives && (!self.new_lives || !self.offered) {
+        // Whoever ended with the machine, or before it had offered it, leaves it to an adoption.
+        if !self.old_lives && (!self.new_lives || !self.offered || self.new == NewSide::Over) {
             return;
         }
         assert!(self.old_has() || self.new_has(), "nobody has the machine: {self:?}");
@@ -207,7 +224,8 @@ fn at_every_instant_at_most_one_has_the_machine_and_in_the_end_one_that_lives_do
         }
     }
     assert!(kept > 0 && passed > 0, "the walk ended early: {kept} kept, {passed} passed");
-    for side in [OldSide::Kept, OldSide::Gone, OldSide::Ending { gave: true, stopped: true }] {
+    let ending = OldSide::Ending { gave: true, stopped: true };
+    for side in [OldSide::Kept, OldSide::Gone, ending] {
         assert!(seen.iter().any(|world| world.old == side), "{side:?} is never reached");
     }
     for side in [NewSide::Has, NewSide::Over] {

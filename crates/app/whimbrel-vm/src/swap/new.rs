@@ -28,6 +28,8 @@ pub enum NewEvent {
     Yours,
     /// What came cannot be used.
     Failed,
+    /// The old process goes on with the machine.
+    Withdrawn,
     /// The old process has ended for certain.
     PeerEnded,
 }
@@ -50,7 +52,7 @@ pub enum NewAction {
 impl NewSide {
     /// Takes an event and returns what to do. None if there is nothing to do but wait.
     pub fn on(&mut self, event: NewEvent) -> Option<NewAction> {
-        use NewEvent::{Failed, Offer, PeerEnded, State, Yours};
+        use NewEvent::{Failed, Offer, PeerEnded, State, Withdrawn, Yours};
         let (next, action) = match (*self, event) {
             (Self::Waiting, Offer) => (Self::Ready, NewAction::SendReady),
             (Self::Ready, State) => (Self::Prepared, NewAction::SendPrepared),
@@ -60,7 +62,9 @@ impl NewSide {
             (Self::Prepared, PeerEnded) => (Self::Has, NewAction::TakeUp(Knowledge::Complete)),
             // The guest may have run until a moment ago.
             (Self::Ready, PeerEnded) => (Self::Has, NewAction::TakeUp(Knowledge::Lost)),
-            (Self::Waiting, PeerEnded) => (Self::Over, NewAction::End),
+            (Self::Waiting, PeerEnded) | (Self::Waiting | Self::Ready | Self::Prepared, Withdrawn) => {
+                (Self::Over, NewAction::End)
+            }
             (Self::Waiting | Self::Ready | Self::Prepared, Failed | Offer | State | Yours) => {
                 (Self::Over, NewAction::Refuse)
             }

@@ -11,6 +11,11 @@ pub enum OldSide {
     Stopped,
     /// *Yours* was said.
     Gave,
+    /// *Withdrawn* is being said.
+    Withdrawing {
+        /// Whether the guest was stopped.
+        stopped: bool,
+    },
     /// The new process was killed, and this one waits for its end. The guest stands still from `Stopped` on.
     Ending {
         /// Whether the new process was given the machine before.
@@ -33,12 +38,16 @@ pub enum OldEvent {
     Prepared,
     /// The new process goes on with the machine.
     Running,
-    /// The new process refuses, or sends something else.
+    /// The new process refuses, and touches nothing.
     Refused,
+    /// The new process sends something else.
+    Wrong,
     /// What was due did not come in time.
     Late,
     /// An action of its own failed; what it did so far is undone by going on.
     Failed,
+    /// *Withdrawn* is sent: the new process reads it before anything else that could give it the machine.
+    Withdrew,
     /// The new process has ended for certain.
     PeerEnded,
 }
@@ -50,6 +59,8 @@ pub enum OldAction {
     StopAndSend,
     /// Says *yours*. From here on it touches nothing.
     SendYours,
+    /// Says *withdrawn*, after which the new process never takes the machine.
+    Withdraw,
     /// Kills the new process.
     KillPeer,
     /// Goes on with the machine, which never stopped if `stopped` is false.
@@ -66,20 +77,26 @@ pub enum OldAction {
 impl OldSide {
     /// Takes an event and returns what to do. None if there is nothing to do but wait.
     pub fn on(&mut self, event: OldEvent) -> Option<OldAction> {
-        use OldEvent::{Failed, Late, PeerEnded, Prepared, Ready, Refused, Running};
+        use OldEvent::{Failed, Late, PeerEnded, Prepared, Ready, Refused, Running, Withdrew, Wrong};
         let (next, action) = match (*self, event) {
             (Self::Offered, Ready) => (Self::Stopped, OldAction::StopAndSend),
             (Self::Stopped, Prepared) => (Self::Gave, OldAction::SendYours),
             (Self::Gave, Running) => (Self::Gone, OldAction::End),
-            (Self::Offered | Self::Stopped | Self::Gave | Self::Ending { .. }, PeerEnded) => {
-                (Self::Kept, self.reclaim())
+            (
+                Self::Offered | Self::Stopped | Self::Gave | Self::Withdrawing { .. } | Self::Ending { .. },
+                PeerEnded,
+            )
+            | (Self::Offered | Self::Stopped | Self::Withdrawing { .. }, Refused)
+            | (Self::Withdrawing { .. }, Withdrew) => (Self::Kept, self.reclaim()),
+            (Self::Offered | Self::Stopped, Late | Failed) => {
+                (Self::Withdrawing { stopped: *self == Self::Stopped }, OldAction::Withdraw)
             }
             // A word out of turn is that of a process that is not in its right mind.
-            (
-                Self::Offered | Self::Stopped | Self::Gave,
-                Ready | Prepared | Running | Refused | Late | Failed,
-            ) => (self.ending(), OldAction::KillPeer),
-            (Self::Ending { .. } | Self::Kept | Self::Gone, _) => return None,
+            (Self::Offered | Self::Stopped | Self::Gave, _) | (Self::Withdrawing { .. }, Failed) => {
+                (self.ending(), OldAction::KillPeer)
+            }
+            (Self::Withdrawing { .. }, Ready | Prepared | Running | Late | Wrong)
+            | (Self::Ending { .. } | Self::Kept | Self::Gone, _) => return None,
         };
         *self = next;
         Some(action)
@@ -88,7 +105,7 @@ impl OldSide {
     /// Whether this process may act on the guest, its memory, its disks and its control connection.
     pub fn may_touch(self) -> bool {
         match self {
-            Self::Offered | Self::Stopped | Self::Kept => true,
+            Self::Offered | Self::Stopped | Self::Withdrawing { .. } | Self::Kept => true,
             // The new one touches nothing that it was not given.
             Self::Ending { gave, .. } => !gave,
             Self::Gave | Self::Gone => false,
@@ -96,15 +113,19 @@ impl OldSide {
     }
 
     fn ending(self) -> Self {
-        Self::Ending { gave: self == Self::Gave, stopped: self != Self::Offered }
+        Self::Ending { gave: self == Self::Gave, stopped: self.has_stopped() }
     }
 
     fn reclaim(self) -> OldAction {
-        let (gave, stopped) = match self {
-            Self::Ending { gave, stopped } => (gave, stopped),
-            other => (other == Self::Gave, other != Self::Offered),
-        };
+        let gave = matches!(self, Self::Gave | Self::Ending { gave: true, .. });
         let knowledge = if gave { Knowledge::Lost } else { Knowledge::Complete };
-        OldAction::GoOn { stopped, knowledge }
+        OldAction::GoOn { stopped: self.has_stopped(), knowledge }
+    }
+
+    fn has_stopped(self) -> bool {
+        match self {
+            Self::Ending { stopped, .. } | Self::Withdrawing { stopped } => stopped,
+            other => other != Self::Offered,
+        }
     }
 }

@@ -1,36 +1,40 @@
 //! Guest whose machine process is replaced again and again. All that was started ends with the value.
 
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 use std::{
     io::{BufRead, BufReader, Write},
-    os::{
-        fd::OwnedFd,
-        unix::net::{UnixListener, UnixStream},
-    },
+    net::SocketAddr,
+    os::fd::OwnedFd,
     path::Path,
-    process::{Child, ChildStdin, Command, Stdio},
+    process::{ChildStdin, Command, Stdio},
     sync::mpsc::{Receiver, channel},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
-use whimbrel_testkit::guest::{GuestFiles, GuestOptions, TestAgent};
+use whimbrel_testkit::{
+    guest::{GuestFiles, GuestOptions, TestAgent},
+    lab::{self, Namespace},
+};
 
 /// Far above any step, for a host that does much else.
 const SOON: Duration = Duration::from_secs(240);
 const MEMORY_MIB: u32 = 128;
 const DISK_MIB: u32 = 64;
 
+const GUEST: &str = "10.77.0.100";
+
 /// Machine process, killed when dropped.
 struct Process {
-    child: Child,
+    child: lab::Process,
     input: Option<ChildStdin>,
     lines: Receiver<String>,
 }
 
 impl Process {
-    fn start(args: &[&str]) -> Self {
+    fn start(network: &Namespace, args: &[&str]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_machine-process"));
-        let mut child = command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = network.start(command).unwrap();
         let (sender, lines) = channel();
         let output = BufReader::new(child.stdout.take().unwrap());
         thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
@@ -54,40 +58,13 @@ impl Process {
     }
 }
 
-impl Drop for Process {
-    fn drop(&mut self) {
-        // Fails only if it has ended.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 /// Guest, and the process that has its machine.
 pub(crate) struct Lab {
-    dir: tempfile::TempDir,
     process: Process,
     qemu: OwnedFd,
-    /// Stand in for QEMU at the serial port and the network port of the machine.
-    pub(crate) tty: Source,
-    pub(crate) wire: Source,
-}
-
-/// QEMU's end of a stream, at which the test writes.
-pub(crate) struct Source {
-    listener: UnixListener,
-    stream: Option<UnixStream>,
-}
-
-impl Source {
-    fn bind(path: &Path) -> Self {
-        Self { listener: UnixListener::bind(path).unwrap(), stream: None }
-    }
-
-    /// Writes to the connection that the machine process made first.
-    pub(crate) fn write(&mut self, bytes: &[u8]) {
-        let accept = || self.listener.accept().unwrap().0;
-        self.stream.get_or_insert_with(accept).write_all(bytes).unwrap();
-    }
+    network: Namespace,
+    /// Files of the machine, its memory among them.
+    dir: tempfile::TempDir,
 }
 
 /// Outcome of a swap that one side did not survive, or of a whole one.
@@ -102,11 +79,17 @@ pub(crate) struct Outcome {
 }
 
 impl Lab {
-    /// Boots a guest whose memory is `whole` or `lazy`, and connects to the agent in it.
-    pub(crate) fn boot(memory: &str) -> (Self, TestAgent) {
+    /// Boots a guest, and connects to the agent in it over its network port.
+    pub(crate) fn boot() -> (Self, TestAgent) {
         let files = GuestFiles::get();
-        let dir = tempfile::tempdir().unwrap();
-        let options = GuestOptions { buffer_mib: 16, ..GuestOptions::default() };
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let network = Namespace::new().unwrap();
+        for words in ["link add br0 type bridge mcast_snooping 0", "addr add 10.77.0.11/24 dev br0"] {
+            network.ip(words).unwrap();
+        }
+        network.ip("link set br0 up").unwrap();
+        let address = Some(format!("{GUEST}/24"));
+        let options = GuestOptions { buffer_mib: 16, address, ..GuestOptions::default() };
         let text = |path: &Path| path.to_str().unwrap().to_owned();
         let args = [
             "start",
@@ -116,24 +99,35 @@ impl Lab {
             &options.to_string(),
             &MEMORY_MIB.to_string(),
             &DISK_MIB.to_string(),
-            memory,
         ];
-        let (tty, wire) = (Source::bind(&dir.path().join("tty")), Source::bind(&dir.path().join("wire")));
-        let process = Process::start(&args);
+        let process = Process::start(&network, &args);
         let pid = process.hear("QEMU").parse().unwrap();
         let qemu = pidfd_open(Pid::from_raw(pid).unwrap(), PidfdFlags::empty()).unwrap();
         process.hear("LISTENS");
-        let serial = UnixStream::connect(dir.path().join("serial")).unwrap();
-        let mut agent = TestAgent::over_console(serial).unwrap();
+        let lab = Self { process, qemu, network, dir };
+        let agent = lab.agent();
+        (lab, agent)
+    }
+
+    fn agent(&self) -> TestAgent {
+        let (address, deadline): (SocketAddr, _) =
+            (format!("{GUEST}:7000").parse().unwrap(), Instant::now() + SOON);
+        let stream = loop {
+            match self.network.connect(address, Duration::from_secs(2)) {
+                Ok(stream) => break stream,
+                Err(error) => assert!(Instant::now() < deadline, "the guest does not answer: {error}"),
+            }
+        };
+        let mut agent = TestAgent::connected(stream).unwrap();
         agent.wait_ready(SOON).unwrap();
-        (Self { dir, process, qemu, tty, wire }, agent)
+        agent
     }
 
     /// Replaces the process by a new one. One of them may kill itself at a step.
     pub(crate) fn swap(&mut self, old_dies_at: &str, new_dies_at: &str) -> Outcome {
         let dir = self.dir.path().to_str().unwrap().to_owned();
         self.process.say(&format!("give {old_dies_at}"));
-        let mut new = Process::start(&["take", &dir, new_dies_at]);
+        let mut new = Process::start(&self.network, &["take", &dir, new_dies_at]);
         if !new_dies_at.is_empty() {
             let kept = self.process.hear("KEPT");
             new.wait();
@@ -155,22 +149,24 @@ impl Lab {
         Outcome { passed: true, complete: knowledge == "complete", stopped }
     }
 
+    /// Offers the machine to a process that stands still at a step, until the old one has gone on without it.
+    /// Then it goes on too, and has to end.
+    pub(crate) fn offer_to_a_late_one(&mut self, step: &str) -> Outcome {
+        let dir = self.dir.path().to_str().unwrap().to_owned();
+        self.process.say("hurry");
+        let mut new = Process::start(&self.network, &["take", &dir, &format!("stop:{step}")]);
+        let kept = self.process.hear("KEPT");
+        let pid = Pid::from_raw(new.child.id().cast_signed()).unwrap();
+        kill_process(pid, Signal::CONT).unwrap();
+        let status = new.child.wait().unwrap();
+        assert!(status.code().is_some(), "it was killed: {status:?}");
+        Outcome { passed: false, complete: kept.starts_with("complete"), stopped: Duration::ZERO }
+    }
+
     /// Copies what was written since the last time. Returns the number of pages.
     pub(crate) fn copy(&mut self) -> u64 {
         self.process.say("copy");
         self.process.hear("COPIED").parse().unwrap()
-    }
-
-    /// Output of the console, once the machine process has read so many bytes.
-    pub(crate) fn printed(&mut self, bytes: usize) -> String {
-        self.process.say(&format!("printed {bytes}"));
-        self.process.hear("PRINTED")
-    }
-
-    /// Number of frames that the network port has taken, once they are so many.
-    pub(crate) fn frames(&mut self, number: u64) -> u64 {
-        self.process.say(&format!("frames {number}"));
-        self.process.hear("FRAMES").parse().unwrap()
     }
 
     /// Panics unless the copies, brought up to date from the dirty logs alone, equal memory and disk.

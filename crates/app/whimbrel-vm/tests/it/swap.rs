@@ -54,7 +54,7 @@ fn percentile(sorted: &[Duration], percent: usize) -> Duration {
 #[test]
 fn a_guest_that_writes_passes_from_process_to_process_and_no_dirty_page_is_lost() {
     let swaps = env::var("WHIMBREL_SWAPS").map_or(SWAPS, |number| number.parse().unwrap());
-    let (mut lab, agent) = Lab::boot("whole");
+    let (mut lab, agent) = Lab::boot();
     lab.copy();
     let writing = Writing::start(agent);
     let mut stops = Vec::new();
@@ -79,37 +79,15 @@ fn a_guest_that_writes_passes_from_process_to_process_and_no_dirty_page_is_lost(
 }
 
 #[test]
-fn a_console_and_a_port_pass_in_the_middle_of_a_word_and_of_a_frame() {
-    let (mut lab, _agent) = Lab::boot("whole");
-    let mut printed = String::new();
-    for swap in 0..3_u8 {
-        // A frame is its length, and as many bytes.
-        let frame = [&60_u32.to_be_bytes()[..], &[swap; 60]].concat();
-        let word = format!("word{swap};");
-        let (first, rest) = word.split_at(2);
-        lab.tty.write(first.as_bytes());
-        lab.wire.write(&frame[..33]);
-        let outcome = lab.swap("", "");
-        assert!(outcome.passed && outcome.complete, "{outcome:?}");
-        lab.tty.write(rest.as_bytes());
-        lab.wire.write(&frame[33..]);
-        printed.push_str(&word);
-        assert_eq!(lab.printed(printed.len()), printed);
-        assert_eq!(lab.frames(u64::from(swap) + 1), u64::from(swap) + 1);
-    }
-}
-
-#[test]
-fn memory_that_is_still_filled_passes_and_the_next_process_fills_it() {
-    let (mut lab, agent) = Lab::boot("lazy");
+fn a_new_process_that_is_late_is_not_killed_and_never_takes_the_machine_afterwards() {
+    let (mut lab, agent) = Lab::boot();
     lab.copy();
     let writing = Writing::start(agent);
-    for (old, new, passed) in [("", "", true), ("", "Prepared", false), ("Stopped", "", true), ("", "", true)]
-    {
-        let outcome = lab.swap(old, new);
-        assert_eq!(outcome.passed, passed, "old dies at {old:?}, new at {new:?}");
-        lab.verify(&format!("old died at {old:?}, new at {new:?}"));
-    }
+    let late = lab.offer_to_a_late_one("Ready");
+    assert!(!late.passed && late.complete, "{late:?}");
+    lab.verify("after the late one has ended");
+    let whole = lab.swap("", "");
+    assert!(whole.passed && whole.complete, "{whole:?}");
     writing.end();
     lab.verify("at the end");
 }
@@ -128,7 +106,7 @@ fn whichever_process_dies_at_whichever_step_the_other_has_the_machine_with_all_t
         ("", "Serving", false, false),
         ("", "Continued", false, false),
     ];
-    let (mut lab, agent) = Lab::boot("whole");
+    let (mut lab, agent) = Lab::boot();
     lab.copy();
     let writing = Writing::start(agent);
     for (old, new, passed, complete) in cases {

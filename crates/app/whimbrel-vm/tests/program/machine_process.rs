@@ -1,41 +1,42 @@
 //! Process of one machine, for the tests: starts it or takes it, and passes it on when told to.
 //!
 //! ```text
-//! machine-process start DIR KERNEL INITRD APPEND MEMORY_MIB DISK_MIB whole|lazy
+//! machine-process start DIR KERNEL INITRD APPEND MEMORY_MIB DISK_MIB
 //! machine-process take DIR [STEP]
 //! ```
 //!
-//! The folder has the machine's files and the socket `swap`, and those at whose other ends the test stands in
-//! for QEMU: `tty` of the console and `wire` of the network port. Commands are lines of standard input (`give
-//! [STEP]`, `copy`, `verify`, `printed BYTES`, `frames NUMBER`), answers lines of standard output. It ends
-//! with its standard input, and ends QEMU then if it has the machine. At STEP of a swap it kills itself.
+//! The folder, on a tmpfs, has all files of the machine and the socket `swap`. Its network port is in the
+//! bridge `br0`. Commands are lines of standard input (`give [STEP]`, `hurry`, `copy`, `verify`), answers
+//! lines of standard output. It ends with its standard input, and ends QEMU then if it has the machine. At
+//! STEP of a swap it kills itself, and stops itself at `stop:STEP`. `hurry` gives with little patience.
 
 use std::{
     env,
     error::Error,
     fs::{self, File},
     io::{self, BufRead, Write},
-    os::unix::fs::FileExt,
+    os::unix::fs::{FileExt, PermissionsExt},
     path::{Path, PathBuf},
     sync::Arc,
-    time::{Duration, Instant},
+    time::Duration,
 };
-use whimbrel_block::OverlayDir;
 use whimbrel_capture::Consumer;
-use whimbrel_core::{Boot, ByteSize, Digest, DiskConfig, MachineConfig, PAGE_SIZE, PageRun, PageSet};
-use whimbrel_machine::{Machine as _, PageError};
-use whimbrel_memory::{Attachment, Mode, PageSource, RamTarget};
-use whimbrel_net::{Gates, GuestSide, PortConfig, PortFilter, Uplink};
-use whimbrel_qemu::{Console, LaunchSpec, Qemu, RamBacking, Sharing, probe};
+use whimbrel_core::{
+    Boot, ByteSize, CapsuleId, Digest, DiskConfig, MachineConfig, NicConfig, PAGE_SIZE, PageRun, PageSet,
+};
+use whimbrel_guest_protocol::GuestRequest;
+use whimbrel_net::PortFilter;
+use whimbrel_store::{Options, Store};
 use whimbrel_vm::{
-    Disk, Given, LazyMemory, MachineParts, MemorySource, PassablePort, Step, SwapLimits,
+    AgentCommands, CapsuleImages, DiskBase, Given, GuestRequests, MachineDescription, MachineDirs,
+    MachinePlace, MachineSetup, QemuDirs, Reservations, RunningMachine, Step, SwapLimits,
     channel::{Channel, Listener},
     give,
     swap::Knowledge,
     take,
 };
 
-type Failure = Box<dyn Error>;
+type Failure = Box<dyn Error + Send + Sync>;
 
 /// Generous, because tests share two cores with others: what is measured is not what is allowed.
 const LIMITS: SwapLimits = SwapLimits {
@@ -51,14 +52,14 @@ fn main() -> Result<(), Failure> {
     let machine = match args[0].as_str() {
         "start" => {
             let machine = start(&dir, &args[2..])?;
-            say(&format!("QEMU {}", machine.qemu.pid()));
+            say(&format!("QEMU {}", machine.pid()));
             machine
         }
         _ => {
             let channel = Channel::connect(&dir.join("swap"))?;
             let last = args.get(2).map(String::as_str);
-            let open_memory = |source: &MemorySource| Ok(Arc::new(Nothing::of(source)) as Arc<_>);
-            let taken = take(&channel, &LIMITS, &open_memory, &mut |step| die_at(step, last))?;
+            let find_place = |description: &MachineDescription| place(&dir, description.config.clone());
+            let taken = take(&channel, &LIMITS, &find_place, &mut |step| die_at(step, last))?;
             let stopped = taken.stopped.map_or(0, |time| time.as_micros());
             say(&format!("HAS {} {stopped}", words(taken.knowledge)));
             taken.machine
@@ -68,41 +69,44 @@ fn main() -> Result<(), Failure> {
 }
 
 /// Answers commands until the machine is another's, or standard input ends.
-fn serve(mut machine: MachineParts, dir: &Path) -> Result<(), Failure> {
+fn serve(mut machine: RunningMachine, dir: &Path) -> Result<(), Failure> {
     let listener = Listener::bind(&dir.join("swap"))?;
     say("LISTENS");
     for line in io::stdin().lock().lines() {
         let line = line?;
         match line.split_once(' ').unwrap_or((&line, "")) {
-            ("give", last) => match pass_on(machine, &listener, Some(last))? {
-                Some(kept) => machine = kept,
-                None => return Ok(()),
-            },
+            ("give" | "hurry", last) => {
+                let prepared = if line == "hurry" { Duration::from_secs(2) } else { LIMITS.prepared };
+                let limits = SwapLimits { prepared, ..LIMITS };
+                match pass_on(machine, &listener, &limits, Some(last))? {
+                    Some(kept) => machine = kept,
+                    None => return Ok(()),
+                }
+            }
             ("copy", _) => say(&format!("COPIED {}", copy(&mut machine, dir)?)),
-            ("printed", bytes) => say(&format!("PRINTED {}", printed(&machine, bytes.parse()?)?)),
-            ("frames", number) => say(&format!("FRAMES {}", frames(&machine, number.parse()?)?)),
             ("verify", _) => say(&format!("VERIFIED {}", verify(&mut machine, dir)?)),
             (other, _) => say(&format!("no command {other:?}")),
         }
     }
-    machine.qemu.kill();
+    machine.end();
     Ok(())
 }
 
 /// Passes the machine on to the process that connects. Returns it if it is still this one's.
 fn pass_on(
-    machine: MachineParts,
+    machine: RunningMachine,
     listener: &Listener,
+    limits: &SwapLimits,
     last: Option<&str>,
-) -> Result<Option<MachineParts>, Failure> {
+) -> Result<Option<RunningMachine>, Failure> {
     let channel = match listener.accept(LIMITS.ready) {
         Ok(channel) => channel,
         Err(error) => {
-            machine.qemu.kill();
+            machine.end();
             return Err(error.into());
         }
     };
-    match give(machine, &channel, &LIMITS, &mut |step| die_at(step, last))? {
+    match give(machine, &channel, limits, &mut |step| die_at(step, last))? {
         Given::Gone { stopped } => {
             say(&format!("GONE {}", stopped.as_micros()));
             Ok(None)
@@ -114,105 +118,82 @@ fn pass_on(
     }
 }
 
-fn start(dir: &Path, args: &[String]) -> Result<MachineParts, Failure> {
-    let [kernel, initrd, append, memory, disk, kind] = args else { return Err("six arguments".into()) };
-    let ram = PathBuf::from(format!("/dev/shm/machine-process-{}", std::process::id()));
-    let disk = ByteSize(disk.parse::<u64>()? << 20);
+/// Boots a machine whose boot files lie in the folder.
+fn start(dir: &Path, args: &[String]) -> Result<RunningMachine, Failure> {
+    let [kernel, initrd, append, memory, disk] = args else { return Err("five arguments".into()) };
+    let dirs = dirs(dir);
+    for folder in [&dirs.qemu.runtime_dirs, &dirs.qemu.boot_files, &dirs.folder, &dirs.live_bitmaps] {
+        fs::create_dir_all(folder)?;
+    }
+    let keep = |file: &str| -> Result<Digest, Failure> {
+        let content = fs::read(file)?;
+        let digest = Digest::of(&content);
+        let path = dirs.qemu.boot_file(&digest);
+        fs::write(&path, content)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644))?;
+        Ok(digest)
+    };
+    let boot = Boot { kernel: keep(kernel)?, initrd: Some(keep(initrd)?), append: append.clone() };
     let base = dir.join("base");
+    let disk = ByteSize(disk.parse::<u64>()? << 20);
     File::create(&base)?.set_len(disk.0)?;
-    let listener = whimbrel_nbd::bind_private(&dir.join("nbd"))?;
-    let place = OverlayDir { dir: dir.join("overlay"), live_dir: dir.join("live") };
-    let disk_served = Disk::create(&place, File::open(&base)?, Digest([7; 32]), listener)?;
-    let digest = Digest([0; 32]);
+    Store::open(&dirs.store, Options::create())?;
+    let nic = NicConfig { mac: "52:54:00:12:34:56".to_owned(), bridge: Some("br0".to_owned()) };
     let config = MachineConfig {
         disks: vec![DiskConfig { size: disk }],
-        boot: Some(Boot { kernel: digest, initrd: Some(digest), append: append.clone() }),
+        nics: vec![nic],
+        boot: Some(boot),
         ..MachineConfig::minimal(ByteSize(memory.parse::<u64>()? << 20))
     };
-    File::create(&ram)?.set_len(config.memory.0)?;
-    let backing = RamBacking { path: ram.clone(), sharing: Sharing::Shared };
-    let spec = LaunchSpec {
-        kernel: Some(kernel.into()),
-        initrd: Some(initrd.into()),
-        disks: vec![dir.join("nbd")],
-        ..LaunchSpec::new(config, dir, backing)
-    };
-    let qemu = Qemu::launch(&probe()?.path, &spec)?;
-    let mode = if kind == "lazy" { Mode::Lazy } else { Mode::Track };
-    let memory = Attachment::attach(qemu.pid() as i32, RamTarget::Path(ram.clone()), mode)?;
-    // QEMU and this process have it open. A test that is killed leaves no file of memory behind.
-    fs::remove_file(&ram)?;
-    let mut machine = MachineParts::new(qemu, memory, vec![disk_served])?;
-    if mode == Mode::Lazy {
-        let source = MemorySource { capsule: None, root: None, pages: machine.memory.page_count() };
-        let pages = Arc::new(Nothing::of(&source));
-        machine.lazy = Some(LazyMemory::start(&machine.memory, source, pages)?);
-    }
-    // The test is at the other end of both sockets.
-    machine.console = Some(Console::open(&dir.join("tty"), &dir.join("console.log"))?);
-    let guest = GuestSide::Stream(dir.join("wire"));
-    let (uplink, gates, filter) = (Uplink::Isolated, Gates::OPEN, PortFilter::Off);
-    machine.ports.push(PassablePort::open(PortConfig { guest, uplink, gates, filter })?);
+    let MachinePlace { setup, memory, .. } = place(dir, config)?;
+    let mut machine = RunningMachine::boot(setup, memory)?;
     for log in &mut machine.dirty_logs {
         log.attach_all(Consumer::Store)?;
     }
-    machine.qemu.unpause()?;
+    machine.start()?;
     Ok(machine)
 }
 
-/// Content of memory that begins as zeros.
-struct Nothing {
-    present: PageSet,
-}
-
-impl Nothing {
-    fn of(source: &MemorySource) -> Self {
-        Self { present: PageSet::empty(source.pages) }
+fn dirs(dir: &Path) -> MachineDirs {
+    MachineDirs {
+        qemu: QemuDirs { runtime_dirs: dir.join("slots"), boot_files: dir.join("boot") },
+        store: dir.join("store"),
+        folder: dir.join("machine"),
+        live_bitmaps: dir.join("bitmaps"),
+        console_log: dir.join("console.log"),
     }
 }
 
-impl PageSource for Nothing {
-    fn page_count(&self) -> u64 {
-        self.present.len()
-    }
-
-    fn present(&self) -> &PageSet {
-        &self.present
-    }
-
-    fn read(&self, _: PageRun, out: &mut [u8]) -> Result<(), PageError> {
-        out.fill(0);
-        Ok(())
-    }
+/// What the machine needs, in whichever process.
+fn place(dir: &Path, config: MachineConfig) -> Result<MachinePlace, Failure> {
+    let dirs = dirs(dir);
+    let store = Store::open(&dirs.store, Options::default())?;
+    let memory = Reservations::new(&dirs.qemu.runtime_dirs).adopt(config.memory.0);
+    let setup = MachineSetup {
+        host: "alpha".parse()?,
+        name: "web".parse()?,
+        bases: vec![DiskBase::File { path: dir.join("base") }],
+        dirs,
+        images: CapsuleImages { store, capsule: None::<CapsuleId> },
+        fetcher: None,
+        port_filters: vec![PortFilter::Off; config.nics.len()],
+        config,
+        tunnel: None,
+        guest_requests: Arc::new(NoRequests),
+    };
+    Ok(MachinePlace { setup, memory, template: None })
 }
 
-/// Recent output of the console, once it has so many bytes.
-fn printed(machine: &MachineParts, bytes: usize) -> Result<String, Failure> {
-    let output = machine.console.as_ref().ok_or("no console")?.subscribe();
-    let mut all = Vec::new();
-    while all.len() < bytes {
-        let piece = output.receive(LIMITS.ready)?;
-        if piece.is_empty() {
-            return Ok(format!("{} bytes only", all.len()));
-        }
-        all.extend(piece);
-    }
-    Ok(String::from_utf8(all)?)
-}
+/// Nobody whom the guest could ask.
+struct NoRequests;
 
-/// Frames that the guest sent, once they are so many.
-fn frames(machine: &MachineParts, number: u64) -> Result<u64, Failure> {
-    let port = machine.ports[0].port().ok_or("the port is not served")?;
-    let deadline = Instant::now() + LIMITS.ready;
-    while port.counters().dropped_frames < number && Instant::now() < deadline {
-        std::thread::yield_now();
-    }
-    Ok(port.counters().dropped_frames)
+impl GuestRequests for NoRequests {
+    fn handle(&self, _: AgentCommands, _: u32, _: GuestRequest) {}
 }
 
 /// Brings the copies of all arrays up to date with what their dirty logs say, as a checkpoint does. Returns
 /// the number of pages copied. If nobody follows an array any more, everything is copied.
-fn copy(machine: &mut MachineParts, dir: &Path) -> Result<u64, Failure> {
+fn copy(machine: &mut RunningMachine, dir: &Path) -> Result<u64, Failure> {
     let mut copied = 0;
     for log in &mut machine.dirty_logs {
         if !log.is_attached(Consumer::Store) {
@@ -233,11 +214,11 @@ fn copy(machine: &mut MachineParts, dir: &Path) -> Result<u64, Failure> {
 }
 
 /// Pauses the guest, copies what is dirty, compares the copies with everything, and continues the guest.
-fn verify(machine: &mut MachineParts, dir: &Path) -> Result<String, Failure> {
+fn verify(machine: &mut RunningMachine, dir: &Path) -> Result<String, Failure> {
     if !machine.qemu.qmp().is_running() {
         return Ok("the machine is not known to run".to_owned());
     }
-    machine.qemu.pause()?;
+    machine.set_paused(true)?;
     copy(machine, dir)?;
     let mut differing = Vec::new();
     for log in &machine.dirty_logs {
@@ -255,7 +236,7 @@ fn verify(machine: &mut MachineParts, dir: &Path) -> Result<String, Failure> {
             }
         }
     }
-    machine.qemu.unpause()?;
+    machine.set_paused(false)?;
     Ok(if differing.is_empty() {
         "equal".to_owned()
     } else {
@@ -282,16 +263,19 @@ fn words(knowledge: Knowledge) -> &'static str {
     }
 }
 
-/// Kills this process if that is what the test wants at this step.
+/// Kills or stops this process if that is what the test wants at this step.
 fn die_at(step: Step, last: Option<&str>) {
     if env::var_os("WHIMBREL_SWAP_STEPS").is_some() {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         eprintln!("{} {:?}", now.tv_sec % 1000 * 1_000_000 + now.tv_nsec / 1000, step);
     }
-    if last.is_some_and(|last| last == format!("{step:?}")) {
-        let me = rustix::process::getpid();
-        let _ = rustix::process::kill_process(me, rustix::process::Signal::KILL);
-    }
+    let (me, step) = (rustix::process::getpid(), format!("{step:?}"));
+    let signal = match last {
+        Some(last) if last == step => rustix::process::Signal::KILL,
+        Some(last) if last.strip_prefix("stop:") == Some(&step) => rustix::process::Signal::STOP,
+        _ => return,
+    };
+    let _ = rustix::process::kill_process(me, signal);
 }
 
 fn say(line: &str) {

@@ -32,6 +32,7 @@ Settings file (TOML); options on the command line override it:
   api_listen = \"10.0.0.1:7443\"
   web = \"127.0.0.1:7480\"
   metrics_listen = \"127.0.0.1:7490\"
+  machine_processes = true
   encrypt = true
   key_command = \"vault kv get -field=key kv/whimbrel\"
   api_groups = { operators = \"operator\", adm = \"viewer\" }";
@@ -92,6 +93,10 @@ pub(crate) struct Args {
     /// Command line that prints the master key
     #[arg(long, value_name = "COMMAND", conflicts_with = "key_file")]
     key_command: Option<String>,
+    /// When this daemon is told to stop, leave each machine to a process that serves it until the next daemon
+    /// takes it: a restart stops the guest for milliseconds
+    #[arg(long)]
+    machine_processes: bool,
     /// Settings file [default: /etc/whimbrel/host.toml, if it exists]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -123,6 +128,7 @@ impl Args {
             encrypt: self.encrypt.then_some(true),
             key_file: self.key_file,
             key_command: self.key_command,
+            machine_processes: self.machine_processes.then_some(true),
             api_groups: (!self.api_group.is_empty()).then(|| self.api_group.into_iter().collect()),
         };
         let settings = options.over(file);
@@ -148,6 +154,7 @@ impl Args {
             api_groups: settings.api_groups.unwrap_or_default().into_iter().collect(),
             listen: settings.listen,
             metrics: settings.metrics_listen,
+            machine_processes: settings.machine_processes.unwrap_or_default(),
             accel: settings.accel,
             run_dir: settings.run_dir.unwrap_or_else(|| format!("/dev/shm/whimbrel-{name}").into()),
             socket: settings.socket.unwrap_or_else(|| DEFAULT_SOCKET.into()),

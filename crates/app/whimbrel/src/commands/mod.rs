@@ -46,6 +46,7 @@ pub(crate) mod token;
 pub(crate) mod top;
 pub(crate) mod trust;
 pub(crate) mod untag;
+pub(crate) mod vm;
 
 pub(crate) use short_verbs::{
     balloon, delete, diff, failover, gc, import, inspect, pause, ps, pull, repair, rewind, show, start,

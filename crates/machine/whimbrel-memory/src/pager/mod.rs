@@ -151,6 +151,8 @@ struct Progress {
     touched: PageSet,
     /// Pages requested of the background thread and not fetched yet.
     wanted: PageSet,
+    /// Threads that have not ended.
+    threads: usize,
 }
 
 impl Pager {
@@ -278,6 +280,22 @@ impl Pager {
         self.state()
     }
 
+    /// Tells all threads to end, and waits at most `patience` for the source reads in progress. False if some
+    /// go on: then nobody may have the memory yet, and [`Pager::stop`] waits for the rest.
+    pub fn end_within(&mut self, patience: Duration) -> bool {
+        if !self.threads.is_empty() {
+            self.shared.end(PagerEnd::Stopped);
+            let progress = self.shared.progress();
+            let waited =
+                self.shared.changed.wait_timeout_while(progress, patience, |progress| progress.threads > 0);
+            if waited.unwrap_or_else(PoisonError::into_inner).0.threads > 0 {
+                return false;
+            }
+        }
+        self.end_threads();
+        true
+    }
+
     fn end_threads(&mut self) {
         if self.threads.is_empty() {
             return;
@@ -310,7 +328,7 @@ impl Shared {
         };
         let pages = inner.page_count();
         let (touched, wanted) = (PageSet::empty(pages), PageSet::empty(pages));
-        let progress = Progress { state, stalled: [None, None], touched, wanted };
+        let progress = Progress { state, stalled: [None, None], touched, wanted, threads: 0 };
         Arc::new(Self {
             inner,
             lazy,
@@ -337,6 +355,13 @@ impl Shared {
         self.progress().state.end.get_or_insert(reason);
         self.stop.store(true, Ordering::Release);
         self.wake_faults();
+        self.changed.notify_all();
+    }
+
+    /// Counts a thread that begins, or one that ends.
+    fn count_thread(&self, begins: bool) {
+        let mut progress = self.progress();
+        progress.threads = if begins { progress.threads + 1 } else { progress.threads - 1 };
         self.changed.notify_all();
     }
 
@@ -367,12 +392,31 @@ impl Shared {
     }
 }
 
+/// A thread of the pager, which counts until its end, also if it panics or never begins.
+struct Counted(Arc<Shared>);
+
+impl Counted {
+    fn begin(shared: Arc<Shared>) -> Self {
+        shared.count_thread(true);
+        Self(shared)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.count_thread(false);
+    }
+}
+
 fn spawn(shared: &Arc<Shared>) -> Result<Vec<JoinHandle<()>>, StartError> {
     let start = |name: &str, body: fn(Arc<Shared>)| {
-        let shared = shared.clone();
+        let counted = Counted::begin(shared.clone());
         thread::Builder::new()
             .name(name.to_owned())
-            .spawn(move || body(shared))
+            .spawn(move || {
+                let counted = counted;
+                body(counted.0.clone());
+            })
             .map_err(io_error("start a thread"))
     };
     let faults = start("page-faults", faults::run)?;

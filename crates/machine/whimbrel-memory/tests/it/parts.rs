@@ -1,7 +1,10 @@
 //! Attachments that go on from the parts that another one has passed.
 
 use crate::support::*;
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 use whimbrel_core::{PageRun, PageSet};
 use whimbrel_machine::PageArray;
 use whimbrel_memory::{AttachError, Attachment, Mode, Pager, RamTarget};
@@ -66,6 +69,28 @@ fn parts_of_two_memories_are_not_mixed() {
     let idle = Attachment::from_parts(descriptors, &state);
     assert!(matches!(idle, Err(AttachError::NothingToAdopt { .. })), "what was written is unknown: {idle:?}");
     target.write(0, 1);
+}
+
+#[test]
+fn a_pager_that_waits_for_a_slow_source_holds_up_no_longer_than_allowed_and_loses_no_fault() {
+    let patience = Duration::from_secs(60);
+    let (mut target, attachment, _file) = attached("shared", Mode::Lazy);
+    let image = Arc::new(Image::new(PAGES, 1));
+    let mut pager = Pager::start(&attachment, image.clone()).unwrap();
+    image.gate.close(true);
+    target.send("sum 8");
+    let deadline = Instant::now() + patience;
+    while image.gate.waiting() == 0 {
+        assert!(Instant::now() < deadline, "nobody asks for the page");
+        std::thread::yield_now();
+    }
+    assert!(!pager.end_within(Duration::from_millis(5)), "the page is under way");
+    assert!(Pager::start(&attachment, image.clone()).is_err(), "two would serve one memory");
+    image.gate.close(false);
+    assert!(pager.end_within(patience));
+    assert_eq!(target.line().parse::<u64>().unwrap(), sum_of(&image.page(8)));
+    let _next = Pager::start(&attachment, image.clone()).unwrap();
+    assert_eq!(target.sum(16), sum_of(&image.page(16)));
 }
 
 #[test]

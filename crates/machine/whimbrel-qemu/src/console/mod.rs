@@ -53,7 +53,7 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct Console {
     shared: Arc<Shared>,
     log: PathBuf,
-    reader: Option<JoinHandle<()>>,
+    reader: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// Output of a console, starting with recent output. Up to 1 MiB is buffered for a subscriber that does not
@@ -107,15 +107,15 @@ impl Console {
     fn over(path: PathBuf, log: PathBuf, state: State) -> io::Result<Self> {
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let shared = Shared { path, stop, state: Mutex::new(state), closing: Condvar::new() };
-        let mut console = Self { shared: Arc::new(shared), log, reader: None };
+        let console = Self { shared: Arc::new(shared), log, reader: Mutex::default() };
         console.start()?;
         Ok(console)
     }
 
-    fn start(&mut self) -> io::Result<()> {
+    fn start(&self) -> io::Result<()> {
         let (theirs, written) = (Arc::clone(&self.shared), ConsoleLog::new(self.log.clone()));
         let reader = thread::Builder::new().name("console".into());
-        self.reader = Some(reader.spawn(move || theirs.read_output(written))?);
+        *lock(&self.reader) = Some(reader.spawn(move || theirs.read_output(written))?);
         Ok(())
     }
 
@@ -188,11 +188,12 @@ impl Drop for Console {
 }
 
 impl Console {
-    fn end_reader(&mut self) {
+    fn end_reader(&self) {
         self.shared.closing.notify_all();
         // Fails only if it is set already.
         let _ = rustix::io::write(&self.shared.stop, &1u64.to_ne_bytes());
-        if let Some(reader) = self.reader.take() {
+        let reader = lock(&self.reader).take();
+        if let Some(reader) = reader {
             // The reader's own thread has reported a panic.
             let _ = reader.join();
         }

@@ -8,6 +8,7 @@ use std::{
     os::{fd::OwnedFd, unix::net::UnixStream},
     path::PathBuf,
 };
+use whimbrel_core::lock;
 
 /// State of a suspended console, in plain types.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,7 +27,7 @@ impl Console {
     /// Stops reading, and returns a copy of the connection, if there is one, with the state for another
     /// process. Subscriptions end after what they have. [`Console::resume`] goes on here; dropped while
     /// suspended, the console leaves its connection open.
-    pub fn suspend(&mut self) -> io::Result<(Option<OwnedFd>, ConsoleState)> {
+    pub fn suspend(&self) -> io::Result<(Option<OwnedFd>, ConsoleState)> {
         self.shared.lock().suspended = true;
         self.end_reader();
         let mut state = self.shared.lock();
@@ -38,8 +39,8 @@ impl Console {
     }
 
     /// Reads on after [`Console::suspend`], because no other process does. Without effect if it reads.
-    pub fn resume(&mut self) -> io::Result<()> {
-        if self.reader.is_some() {
+    pub fn resume(&self) -> io::Result<()> {
+        if lock(&self.reader).is_some() {
             return Ok(());
         }
         self.shared.lock().suspended = false;
@@ -84,7 +85,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (path, log) = (dir.path().join("serial"), dir.path().join("console.log"));
         let listener = UnixListener::bind(&path).unwrap();
-        let mut console = Console::open(&path, &log).unwrap();
+        let console = Console::open(&path, &log).unwrap();
         let (mut guest, _) = listener.accept().unwrap();
         guest.write_all(b"seen ").unwrap();
         assert_eq!(seen(&console, 5), b"seen ");
@@ -109,7 +110,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (path, log) = (dir.path().join("serial"), dir.path().join("console.log"));
         let listener = UnixListener::bind(&path).unwrap();
-        let mut console = Console::open(&path, &log).unwrap();
+        let console = Console::open(&path, &log).unwrap();
         let (mut guest, _) = listener.accept().unwrap();
         for round in 1..=2 {
             drop(console.suspend().unwrap());

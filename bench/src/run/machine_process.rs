@@ -1,0 +1,104 @@
+//! `vm`: machines that have a process of their own while no daemon runs.
+//!
+//! A restart of the daemon is two swaps: to the process, and to the next daemon. What a client notices of
+//! each is the longest gap of a probe at 1 kHz, beside that of as long a time in which nothing is swapped.
+
+use super::{Context, Experiment};
+use crate::harness::{Goal, Row, Samples};
+use crate::hosts::{Daemon, GUEST, Hosts, Machine};
+use anyhow::{Context as _, Result, ensure};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+use whimbrel_core::ByteSize;
+use whimbrel_testkit::guest::GuestOptions;
+use whimbrel_testkit::lab::Probe;
+
+const MEMORY: ByteSize = ByteSize(192 << 20);
+const DISK: ByteSize = ByteSize(32 << 20);
+/// Answers before and after a swap, and the time for them.
+const ANSWERS: u64 = 500;
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Until a process has come to rest.
+const SETTLE: Duration = Duration::from_secs(3);
+
+pub(super) const EXPERIMENTS: &[Experiment] = &[Experiment {
+    rows: &["vm.upgrade", "vm.memory", "vm.threads"],
+    about: "replace the daemon under a running guest, and see what serves it meanwhile",
+    run,
+}];
+
+fn run(context: &Context) -> Result<Vec<Row>> {
+    let mut hosts = Hosts::start(&["alpha"])?;
+    let alpha = hosts.get_mut("alpha")?;
+    alpha.use_machine_processes();
+    alpha.restart()?;
+    let address = Some(format!("{GUEST}/24"));
+    let options = GuestOptions { buffer_mib: 16, address, ..GuestOptions::default() };
+    let folder = hosts.disk().to_owned();
+    Machine::small(MEMORY, options).with_blank_disk(&folder, DISK)?.run(hosts.get("alpha")?, "web")?;
+    let (mut stops, mut quiet) = (Vec::new(), Vec::new());
+    let (mut memory, mut threads) = (Vec::new(), Vec::new());
+    for _ in 0..context.times(10, 3) {
+        quiet.push(gap(&mut hosts, |_| Ok(()))?);
+        stops.push(gap(&mut hosts, Daemon::ask_to_end)?);
+        sleep(SETTLE);
+        let process = process(hosts.get("alpha")?)?;
+        memory.push(private(&process)? as f64 / 1e6);
+        threads.push(fs::read_dir(process.join("task"))?.count() as f64);
+        stops.push(gap(&mut hosts, Daemon::begin)?);
+        let log = hosts.get("alpha")?.log_text();
+        ensure!(!log.contains("adopting it"), "a machine did not pass: {log}");
+    }
+    let one = "one disk, one port";
+    Ok(vec![
+        Row::new("vm.upgrade", "longest gap at a client, one swap", "ms", &Samples::new(stops))
+            .against("no swap", &Samples::new(quiet))
+            .goal(Goal::AtMost(50.0)),
+        Row::new("vm.memory", one, "MB", &Samples::new(memory)).goal(Goal::AtMost(10.0)),
+        Row::new("vm.threads", format!("vm, {one}"), "threads", &Samples::new(threads))
+            .goal(Goal::AtMost(8.0)),
+    ])
+}
+
+/// Longest time without an answer of the guest, in ms, around `work`.
+fn gap(hosts: &mut Hosts, work: impl FnOnce(&mut Daemon) -> Result<()>) -> Result<f64> {
+    let probe = Probe::start(hosts.lab.host("client"), format!("{GUEST}:7003").parse()?)?;
+    ensure!(probe.wait_answers(ANSWERS, PATIENCE), "the guest does not answer");
+    work(hosts.get_mut("alpha")?)?;
+    ensure!(probe.wait_answers(ANSWERS, PATIENCE), "the guest does not answer any more");
+    Ok(probe.stop().downtime.as_secs_f64() * 1e3)
+}
+
+/// Folder in `/proc` of the process that has the machine.
+fn process(alpha: &Daemon) -> Result<PathBuf> {
+    let slots = alpha.run_dir().join("slots");
+    let is_it = |folder: &Path| {
+        let line = fs::read(folder.join("cmdline")).unwrap_or_default();
+        let mut words = line.split(|byte| *byte == 0).skip(1);
+        words.next() == Some(b"vm".as_slice())
+            && words.next().is_some_and(|slot| slot.starts_with(slots.as_os_str().as_encoded_bytes()))
+    };
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let all = fs::read_dir("/proc")?.filter_map(|entry| Some(entry.ok()?.path()));
+        if let Some(found) = all.into_iter().find(|folder| is_it(folder)) {
+            return Ok(found);
+        }
+        ensure!(Instant::now() < deadline, "no process has the machine");
+        sleep(Duration::from_millis(20));
+    }
+}
+
+/// Bytes that only the process has. Memory of the guest is in a file on a tmpfs.
+fn private(process: &Path) -> Result<u64> {
+    let text = fs::read_to_string(process.join("smaps_rollup"))?;
+    let field = |name: &str| -> Option<u64> {
+        let value = text.lines().find_map(|line| line.strip_prefix(name))?;
+        value.trim().strip_suffix(" kB")?.parse().ok()
+    };
+    let anonymous = field("Pss_Anon:").context("no Pss_Anon")?;
+    let files = field("Private_Clean:").context("no Private_Clean")?.min(field("Pss_File:").unwrap_or(0));
+    Ok((anonymous + files) << 10)
+}

@@ -1,0 +1,19 @@
+//! `whimbrel vm`: has one machine from the end of a daemon to the start of the next. A daemon that stops runs
+//! it.
+
+use crate::error::CliError;
+use std::path::PathBuf;
+
+/// Serve one machine until the next daemon takes it
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Runtime directory of the machine
+    slot: PathBuf,
+}
+
+impl Args {
+    /// Has the machine until another process takes it, or it ends.
+    pub(crate) fn run(self) -> Result<(), CliError> {
+        whimbrel_daemon::hold_machine(&self.slot).map_err(|error| CliError::Daemon(Box::new(error)))
+    }
+}
