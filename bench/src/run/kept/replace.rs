@@ -124,7 +124,10 @@ fn replaced(mut old: Process, program: &Path, dir: &str) -> Result<Process> {
 fn build() -> Result<PathBuf> {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(".."));
-    cargo.args(["build", "--release", "--locked", "-p", "whimbrel-vm", "--bin", "machine-process"]);
+    cargo.args(["build", "--locked", "-p", "whimbrel-vm", "--bin", "machine-process"]);
+    if !cfg!(debug_assertions) {
+        cargo.arg("--release");
+    }
     ensure!(cargo.status()?.success(), "cannot build the process of a machine");
     let me = std::env::current_exe()?;
     Ok(me.with_file_name("machine-process"))

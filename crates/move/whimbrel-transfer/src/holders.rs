@@ -305,6 +305,18 @@ impl Holders {
         (0..self.len()).any(|other| other != peer && is_up(other) && !self.is_quiet(other))
     }
 
+    /// Starts to dial the nearest of the others in the background, unless one is up or being dialled: it may
+    /// be needed at once.
+    pub(crate) fn dial_next(&self, peer: usize) {
+        let others = || (0..self.len()).filter(|other| *other != peer);
+        if others().all(|other| matches!(self.reach(other), Reach::Down | Reach::Blamed)) {
+            others()
+                .find(|other| self.reach(*other) == Reach::Down)
+                .into_iter()
+                .for_each(|next| self.dial(next));
+        }
+    }
+
     /// Starts to dial the others in the background, as far as it is time to.
     pub(crate) fn dial_others(&self, peer: usize) {
         (0..self.len()).filter(|other| *other != peer).for_each(|other| self.dial(other));

@@ -276,6 +276,7 @@ impl<'a> PullDriver<'a> {
         let hurried = self.urgent && !self.patient && self.holders.len() > 1;
         let Some(flight) = self.flights.get_mut(&ticket).filter(|_| hurried) else { return true };
         let (peer, mut heard) = (flight.ask.peer, (flight.link.bytes().1, Instant::now()));
+        self.holders.dial_next(peer);
         while !flight.answer.wait_ready(LOOK) {
             let bytes = flight.link.bytes().1;
             if bytes != heard.0 {
