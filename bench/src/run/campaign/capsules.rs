@@ -1,10 +1,10 @@
 //! `capsules.lost`: a capsule is pushed, pulled and resumed lazily again and again while its two hosts are
 //! disturbed and collect garbage.
 //!
-//! A machine at alpha writes, and is checkpointed under one tag over and over. After a disturbed step beta must
-//! have under that tag the version that it had before or the new one. The step is then done again without a
-//! disturbance, and must succeed. A machine that beta makes of it, without alpha if the capsule is whole, must
-//! be the life that was kept, with its memory and its disk.
+//! A machine at alpha writes, and is checkpointed under one tag over and over. After a disturbed step beta
+//! must have under that tag the version that it had before or the new one. The step is then done again
+//! without a disturbance, and must succeed. A machine that beta makes of it, without alpha if the capsule is
+//! whole, must be the life that was kept, with its memory and its disk.
 
 use super::Length;
 use super::disturbance::{Disturbance, limit_disks};

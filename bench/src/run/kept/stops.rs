@@ -1,9 +1,9 @@
 //! How long the processor of a guest did not run, seen from its host.
 //!
-//! A virtual CPU is a thread of QEMU, and the kernel says how long a thread has run and how long it waited for
-//! a processor (schedstat, in the kernel's documentation of the scheduler). A guest that always has work runs
-//! unless it is paused, slowed down, or waits for a page. So the longest time without either is what the guest
-//! was stopped for, to within a tick of the kernel.
+//! A virtual CPU is a thread of QEMU, and the kernel says how long a thread has run and how long it waited
+//! for a processor (schedstat, in the kernel's documentation of the scheduler). A guest that always has work
+//! runs unless it is paused, slowed down, or waits for a page. So the longest time without either is what the
+//! guest was stopped for, to within a tick of the kernel.
 
 use crate::hosts::Daemon;
 use anyhow::{Context as _, Result};

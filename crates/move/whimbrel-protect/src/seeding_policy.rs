@@ -1,8 +1,8 @@
 //! Policy of seeding: when the machine is paused for the last part of its first copy.
 //!
-//! Rounds go on until an epoch's worth of pages is left, or until more rounds do not help. If too much is left
-//! then, the machine is slowed down; if that does not help either, seeding fails. So a machine that writes
-//! more than its link carries does not stand still for the time that the rest takes to send.
+//! Rounds go on until an epoch's worth of pages is left, or until more rounds do not help. If too much is
+//! left then, the machine is slowed down; if that does not help either, seeding fails. So a machine that
+//! writes more than its link carries does not stand still for the time that the rest takes to send.
 
 use std::time::Duration;
 use whimbrel_capture::{CheckpointPolicy, RoundDecision, RoundStats, Scan, StopPolicy, StopReason};

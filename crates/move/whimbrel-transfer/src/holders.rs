@@ -24,7 +24,8 @@ use whimbrel_core::{Digest, lock};
 pub const HOLDERS_MAX: usize = 64;
 const RETRY_FIRST: Duration = Duration::from_millis(500);
 const RETRY_MAX: Duration = Duration::from_secs(10);
-/// Time without a byte from a holder after which another one is asked, and the most of it for one that is far.
+/// Time without a byte from a holder after which another one is asked, and the most of it for one that is
+/// far.
 const QUIET_AFTER: Duration = Duration::from_millis(100);
 const QUIET_AFTER_MAX: Duration = Duration::from_secs(2);
 

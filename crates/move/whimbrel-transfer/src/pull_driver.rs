@@ -208,7 +208,7 @@ impl<'a> PullDriver<'a> {
         let quiet = (0..self.holders.len()).filter(|peer| self.holders.is_quiet(*peer));
         let quiet: Vec<usize> = quiet.filter(|_| self.urgent && !self.patient).collect();
         if !quiet.is_empty() {
-            // The others lack it, so what has said nothing yet is waited for.
+            // No other holder has it, so one that has said nothing yet is waited for.
             self.patient = true;
             quiet.into_iter().for_each(|peer| self.report_reach(peer));
             return Ok(());

@@ -1,8 +1,8 @@
 //! Copies that a schedule has pushed to another host, and the tags that they have there.
 //!
 //! The other host removes nothing on request. So a copy that the rule does not retain gives its tag to the
-//! next one: the tag moves when that is whole there, and the old copy goes at the next collection. A tag has a
-//! number, so there are no more tags than the rule ever retained at once, and one.
+//! next one: the tag moves when that is whole there, and the old copy goes at the next collection. A tag has
+//! a number, so there are no more tags than the rule ever retained at once, and one.
 
 use super::plan;
 use serde::{Deserialize, Serialize};

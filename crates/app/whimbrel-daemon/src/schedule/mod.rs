@@ -258,8 +258,8 @@ impl Schedules {
         Ok(report(Some(run), retained, removed))
     }
 
-    /// Does the work, then removes old tags. Nothing is removed after a failure: what there is may be all that
-    /// is left.
+    /// Does the work, then removes old tags. Nothing is removed after a failure: what there is may be all
+    /// that is left.
     fn perform(
         &self,
         record: &ScheduleRecord,

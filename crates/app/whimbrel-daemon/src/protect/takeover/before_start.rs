@@ -1,4 +1,4 @@
-//! What comes before a user starts a stopped or crashed machine that was protected without a witness.
+//! Checks before a user starts a stopped or crashed machine that was protected without a witness.
 //!
 //! Its standby may not have heard that the protection ended, and a person may have switched the machine over
 //! there. So the standby is asked to end it. One that does not answer stops the start, until it answers or a

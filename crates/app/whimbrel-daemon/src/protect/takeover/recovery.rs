@@ -55,7 +55,7 @@ impl Daemon {
                 notes.iter().for_each(|note| self.protections.remove_record(note.id));
                 return false;
             }
-            // It does not run here, but the standby must hear of the end before it may again.
+            // The machine does not run here, but its standby must hear of the end before it may again.
             _ => {
                 notes.iter().for_each(|note| self.protections.notify_later(note.id));
                 return false;
