@@ -43,7 +43,7 @@ pub(super) fn run(context: &Context) -> Result<Vec<Row>> {
     Machine::small(MEMORY, options).run(alpha, NAME)?;
     let checkpoint = |number: usize| -> Result<()> {
         alpha.run(&["checkpoint", NAME])?;
-        (number % COLLECT == 0).then(|| alpha.run(&["gc"])).transpose().map(drop)
+        number.is_multiple_of(COLLECT).then(|| alpha.run(&["gc"])).transpose().map(drop)
     };
     let place = [("alpha", alpha), ("beta", beta)];
     let step =
