@@ -29,7 +29,7 @@ struct Arguments {
     /// Repetitions of every case, in place of the row's own; cases and inputs stay those of a full run.
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     times: Option<u16>,
-    /// Minutes of a campaign (moves, takeovers), in place of its own.
+    /// Minutes of a campaign (moves, takeovers, capsules), in place of its own.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     minutes: Option<u64>,
     /// Seed of a campaign, in place of one of the clock.

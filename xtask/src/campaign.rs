@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use std::path::Path;
 
 /// Names of the campaigns.
-const NAMES: [&str; 2] = ["moves", "takeovers"];
+const NAMES: [&str; 3] = ["moves", "takeovers", "capsules"];
 
 /// Runs a campaign with the rest of `args`, like `--minutes 60 --seed 7`.
 pub(crate) fn run(root: &Path, args: &[String]) -> Result<()> {

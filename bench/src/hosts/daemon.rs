@@ -211,6 +211,11 @@ impl Daemon {
         Ok(ticks / 100.0)
     }
 
+    /// How many files it has open.
+    pub(crate) fn descriptors(&self) -> Result<usize> {
+        Ok(fs::read_dir(format!("/proc/{}/fd", self.pid()?))?.count())
+    }
+
     /// Runs a program among the host's mounts; it is to succeed.
     pub(crate) fn inside(&self, program: &str, arguments: &[&str]) -> Result<()> {
         let mut command = Command::new("nsenter");

@@ -10,7 +10,7 @@ mod machine;
 mod memory;
 
 pub(crate) use console::console;
-pub(crate) use daemon::{Daemon, WEB, number, program};
+pub(crate) use daemon::{Daemon, Started, WEB, number, program};
 pub(crate) use machine::Machine;
 pub(crate) use memory::{Resident, allocated};
 

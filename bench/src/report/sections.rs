@@ -104,8 +104,29 @@ const KEPT: Section = Section {
             "Acknowledged writes of redis and PostgreSQL that were lost when hosts, processes, cables or the \
              witness failed.",
         ),
+        (
+            "capsules.lost",
+            "Capsules pushed, pulled and resumed lazily under faults and beside collections: lost ones.",
+        ),
         ("simulation", "Seeds of simulated faults, each with its own: rules that were broken."),
         ("mutants", "Losses that were brought back on purpose, and found by the simulation."),
+        (
+            "replace.gap",
+            "The longest synced write of a guest while the process of its machine is replaced by a new one.",
+        ),
+        (
+            "freeze.max",
+            "The longest time for which a protected guest stands still: copied for the first time, in epochs, and \
+             while its standby stands still again and again.",
+        ),
+        (
+            "stall.other",
+            "The longest wait for a page of a guest that runs lazily, while one of three holders is dark.",
+        ),
+        (
+            "soak",
+            "What a daemon or a QEMU gains in memory and open files, after the first ten of each kind of work.",
+        ),
     ],
 };
 

@@ -27,6 +27,7 @@ mod network;
 mod pool;
 mod postcopy;
 mod protect;
+mod protect_start;
 mod protect_work;
 mod refusals;
 mod report;

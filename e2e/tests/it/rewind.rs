@@ -1,5 +1,10 @@
 //! A machine goes back to an earlier state, and forward again.
 
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use std::fs;
 use whimbrel_e2e::{Cluster, Guest, HostProcess, PATIENCE, console};
 use whimbrel_testkit::guest::{CheckResult, Identity, assert_same_life};
 
@@ -49,4 +54,47 @@ fn a_machine_goes_back_to_an_earlier_state_and_its_present_one_is_not_lost() {
     let refusal = alpha.refuse(&["rewind", "web", "others"]);
     assert!(refusal.code == 2 && refusal.text.contains("earlier state of web"), "{refusal:?}");
     assert_same_life(&early, &checked(alpha));
+}
+
+#[test]
+fn a_rewind_that_is_cancelled_or_fails_leaves_the_machine_running_as_it_was() {
+    let cluster = Cluster::start(&["alpha"]);
+    let alpha = cluster.host("alpha");
+    Guest { address: None, ..Guest::small("web") }.run(&cluster, alpha);
+    let mut guest = console(alpha, "web");
+    guest.wait_ready(PATIENCE).expect("a guest that is up");
+    guest.write(50).expect("a first life");
+    alpha.run(&["checkpoint", "web", "--tag", "early"]);
+    guest.write(50).expect("a disk that takes writes");
+    drop(guest);
+    let late = checked(alpha);
+    let is_as_it_was = || {
+        alpha.wait_state("web", &["running", "loading"]);
+        let now = checked(alpha);
+        assert_same_life(&late, &now);
+        assert_eq!(now.disk, late.disk);
+    };
+
+    // Cancelled by its user while the machine is suspended.
+    alpha.hold_at("rewind");
+    let mut command = alpha.start_command(&["rewind", "web", "early"]);
+    alpha.wait_held("rewind");
+    kill(Pid::from_raw(command.id() as i32), Signal::SIGINT).expect("a command that waits");
+    assert_eq!(command.wait().expect("the command ends").code(), Some(130));
+    is_as_it_was();
+
+    // The present state cannot get its tag, as something else is in its place.
+    let mut command = alpha.start_command(&["rewind", "web", "early"]);
+    alpha.wait_held("rewind");
+    let before = alpha.json(&["inspect", "web"])["follows"].as_str().expect("a capsule").to_owned();
+    let tag = alpha.data().join("store").join("refs").join(format!("rewound.{}", &before[..12]));
+    fs::create_dir(&tag).expect("a place that is free");
+    alpha.release("rewind");
+    assert!(!command.wait().expect("the command ends").success());
+    fs::remove_dir(&tag).expect("nothing was put there");
+    is_as_it_was();
+
+    // And it goes back when nothing is in the way.
+    alpha.run(&["rewind", "web", "early"]);
+    assert_ne!(checked(alpha).disk, late.disk);
 }

@@ -24,7 +24,7 @@ function workText(work: ScheduledWork): string {
 
 /** Which capsules stay, in words. */
 function retainText(work: ScheduledWork): string | undefined {
-  if (work.kind !== "checkpoint") return undefined;
+  if (work.kind !== "checkpoint" && work.kind !== "push") return undefined;
   const rule = work.retain;
   if (!rule) return "all";
   const parts = (["last", "hourly", "daily", "weekly", "monthly"] as const).filter((part) => rule[part]);
@@ -224,7 +224,7 @@ async function create(): Promise<void> {
   const retain = last ? { retain: { last: Number(last) } } : {};
   const works: Record<string, object> = {
     checkpoint: { kind, machine, ...retain },
-    push: { kind, machine, host },
+    push: { kind, machine, host, ...retain },
   };
   const body = { name, work: works[kind ?? ""] ?? { kind }, every_ms: Math.round(Number(hours) * HOUR) };
   await act(`Create ${name}`, "POST /v1/schedules", [], body);

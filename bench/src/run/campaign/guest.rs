@@ -12,6 +12,8 @@ const MEMORY: ByteSize = ByteSize(192 << 20);
 const DISK: ByteSize = ByteSize(32 << 20);
 /// Time for two hosts to agree on who has the machine, and for the guest to answer then.
 pub(super) const PATIENCE: Duration = Duration::from_secs(120);
+/// How long one connection may stay without an answer: that of a guest which has just ended stays so.
+const ONE_CONNECTION: Duration = Duration::from_secs(15);
 
 /// Starts it on `host` with so many CPUs; it writes memory all the time.
 pub(super) fn start(hosts: &Hosts, host: &str, cpus: u32) -> Result<()> {
@@ -28,7 +30,7 @@ pub(super) fn agent(hosts: &Hosts) -> Result<TestAgent> {
         let error = match client.connect(format!("{GUEST}:7000").parse()?, Duration::from_secs(2)) {
             Ok(stream) => {
                 let mut agent = TestAgent::connected(stream)?;
-                match agent.wait_ready(PATIENCE) {
+                match agent.wait_ready(ONE_CONNECTION) {
                     Ok(()) => return Ok(agent),
                     Err(error) => error.to_string(),
                 }
@@ -36,6 +38,23 @@ pub(super) fn agent(hosts: &Hosts) -> Result<TestAgent> {
             Err(error) => error.to_string(),
         };
         ensure!(Instant::now() < deadline, "the guest answers nowhere: {error}");
+        sleep(Duration::from_millis(100));
+    }
+}
+
+/// Reboots it, and waits until it has booted again.
+pub(super) fn reboot(hosts: &Hosts) -> Result<()> {
+    let mut inside = agent(hosts)?;
+    let before = inside.state()?.boot;
+    inside.reboot()?;
+    drop(inside);
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let boot = agent(hosts)?.state_within(ONE_CONNECTION).map(|now| now.boot);
+        if boot.is_ok_and(|boot| boot != before) {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "the guest does not reboot");
         sleep(Duration::from_millis(100));
     }
 }

@@ -4,11 +4,13 @@
 //! campaign goes on with a new machine. The seed repeats the faults and when they strike, not what the hosts
 //! make of them.
 
+mod capsules;
 mod disturbance;
 mod guest;
 mod moves;
 mod takeovers;
 
+pub(super) use capsules::run as capsules;
 pub(super) use moves::run as moves;
 pub(super) use takeovers::run as takeovers;
 

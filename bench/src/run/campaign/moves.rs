@@ -111,18 +111,28 @@ fn moves_of_one(
             End::Both(_) => outcome.both += 1,
         }
         if said.starts_with("WRONG") {
-            HOSTS.iter().try_for_each(|name| {
-                eprintln!("{}", hosts.get(name)?.account());
-                Ok::<_, anyhow::Error>(())
-            })?;
+            tell(hosts)?;
             return Ok(at);
         }
     }
     // What was moved often also starts again.
-    let mut inside = agent(hosts)?;
-    inside.reboot()?;
-    drop(inside);
-    agent(hosts).map(|_| at)
+    if let Err(error) = guest::reboot(hosts) {
+        eprintln!("    WRONG: it was moved, and then does not reboot: {error:#}");
+        outcome.lost += 1;
+        tell(hosts)?;
+    }
+    Ok(at)
+}
+
+/// What the hosts say, and what the guest said last.
+fn tell(hosts: &Hosts) -> Result<()> {
+    for name in HOSTS {
+        let host = hosts.get(name)?;
+        let console = host.run(&["logs", NAME]).unwrap_or_default();
+        let lines: Vec<&str> = console.lines().collect();
+        eprintln!("{}\n{}", host.account(), lines[lines.len().saturating_sub(20)..].join("\n"));
+    }
+    Ok(())
 }
 
 /// One move from the host `at` to the other, with one disturbance.

@@ -11,13 +11,13 @@ use whimbrel_core::ByteSize;
 use whimbrel_testkit::guest::{DebianGuest, GuestOptions, Work};
 use whimbrel_testkit::lab::Namespace;
 
-pub(super) const NAME: &str = "web";
+pub(in crate::run) const NAME: &str = "web";
 const MEMORY: ByteSize = ByteSize(512 << 20);
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// `alpha` with the guest, `beta` to stand by, `gamma` to decide.
-pub(super) struct Site {
-    pub(super) hosts: Hosts,
+pub(in crate::run) struct Site {
+    pub(in crate::run) hosts: Hosts,
 }
 
 impl Site {
@@ -46,7 +46,7 @@ impl Site {
     }
 
     /// With the small guest.
-    pub(super) fn small(memory: ByteSize, work: Work) -> Result<Self> {
+    pub(in crate::run) fn small(memory: ByteSize, work: Work) -> Result<Self> {
         let site = Self::bare()?;
         let address = Some(format!("{GUEST}/24"));
         let options = GuestOptions { address, buffer_mib: 1, work };
@@ -54,7 +54,7 @@ impl Site {
         Ok(site)
     }
 
-    pub(super) fn alpha(&self) -> Result<&Daemon> {
+    pub(in crate::run) fn alpha(&self) -> Result<&Daemon> {
         self.hosts.get("alpha")
     }
 
@@ -63,12 +63,12 @@ impl Site {
     }
 
     /// Protects the guest, and waits until some epochs are through.
-    pub(super) fn protect(&self, more: &[&str]) -> Result<()> {
+    pub(in crate::run) fn protect(&self, more: &[&str]) -> Result<()> {
         protect(self.alpha()?, "beta", more)
     }
 
     /// What the protection says of itself.
-    pub(super) fn figures(&self) -> Result<Value> {
+    pub(in crate::run) fn figures(&self) -> Result<Value> {
         Ok(protection(self.alpha()?)?["figures"].clone())
     }
 

@@ -48,6 +48,9 @@ pub enum ScheduledWork {
         /// Target folder of a pool, as for a push.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pool: Option<String>,
+        /// Copies to retain at the host [default: all]; a pool has a policy of its own.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        retain: Option<Retention>,
     },
     /// Read and check everything in the store.
     Verify,
@@ -104,7 +107,7 @@ pub struct ScheduleInfo {
     pub running: bool,
     /// Last runs, oldest first.
     pub runs: Vec<ScheduledRun>,
-    /// Capsules of the schedule that are retained, oldest first.
+    /// Capsules of the schedule that are retained, oldest first; those of a push are at the other host.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tags: Vec<String>,
 }

@@ -333,6 +333,12 @@ impl Pending {
     pub fn wait(self) -> Result<Reply, CallError> {
         block_on(self)
     }
+
+    /// Waits for at most `timeout`; none if the reply has not arrived by then. Not to be called again after a
+    /// reply.
+    pub fn wait_for(&mut self, timeout: Duration) -> Option<Result<Reply, CallError>> {
+        block_on_until(self, Instant::now() + timeout)
+    }
 }
 
 impl Future for Pending {
@@ -353,6 +359,21 @@ struct Unpark(Thread);
 impl Wake for Unpark {
     fn wake(self: Arc<Self>) {
         self.0.unpark();
+    }
+}
+
+/// Runs on this thread a future that needs no runtime, until a deadline.
+fn block_on_until<F: Future + Unpin>(future: &mut F, deadline: Instant) -> Option<F::Output> {
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let mut context = Context::from_waker(&waker);
+    loop {
+        match Pin::new(&mut *future).poll(&mut context) {
+            Poll::Ready(output) => return Some(output),
+            Poll::Pending => {
+                let left = deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())?;
+                thread::park_timeout(left);
+            }
+        }
     }
 }
 

@@ -185,6 +185,9 @@ impl Run<'_, '_> {
                     since = rounds.len();
                     rate
                 }
+                RoundDecision::Stop { .. } if count(&left) > policy.pause_pages_max() => {
+                    return Err(CaptureError::TooMuchLeft { pages: count(&left) });
+                }
                 RoundDecision::Stop { rate, stop_reason: why } => {
                     self.sink.limit_rate(rate);
                     return self.last_round(left, rounds, Ending { rate, stop_reason: why, finish });

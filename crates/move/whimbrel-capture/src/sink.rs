@@ -98,6 +98,12 @@ pub enum CaptureError {
     /// Pages could not be delivered to the sink.
     #[error(transparent)]
     Sink(#[from] SinkError),
+    /// The machine writes faster than the sink takes pages.
+    #[error("the machine writes faster than it can be copied: {pages} pages are left, too many for a pause")]
+    TooMuchLeft {
+        /// Pages that are left.
+        pages: u64,
+    },
     /// The caller cancelled the capture.
     #[error("cancelled")]
     Cancelled,

@@ -70,6 +70,11 @@ pub trait StopPolicy {
 
     /// Order in which a round visits pages, and which of them it copies.
     fn scan(&self) -> Scan;
+
+    /// Most pages that may be left for the pause. With more the capture fails, and the machine runs on.
+    fn pause_pages_max(&self) -> u64 {
+        u64::MAX
+    }
 }
 
 /// Policy with few rounds at full speed, for sinks that accept pages faster than a machine writes them.

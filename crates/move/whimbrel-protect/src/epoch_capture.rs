@@ -1,8 +1,8 @@
 //! Capture of an epoch: everything that happens while the machine is paused.
 //!
 //! Pause, collect the dirty pages, copy them, save the device state, unpause. The buffer of the copy is
-//! reused from epoch to epoch, so that the pause does not pay for fresh memory; after a large epoch it is
-//! freed.
+//! reused from epoch to epoch, and while epochs are large it is made as long as what is dirty before the
+//! pause, so that the pause does not pay for fresh memory. One that is much too long is freed.
 //!
 //! Invariant: a page that was collected from a dirty log is in the capture or put back. A machine paused here
 //! runs again on return, also after a failure, unless QEMU no longer obeys.
@@ -13,8 +13,10 @@ use whimbrel_capture::{CaptureSource, Consumer, DirtyLog};
 use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
 use whimbrel_machine::{PageError, UnpauseReport};
 
-/// Largest buffer that is reused for the next epoch.
+/// Largest buffer that is kept whatever the epochs need.
 const BUFFER_BYTES_KEPT: usize = 32 << 20;
+/// Bytes of an epoch from which on fresh memory would be a noticeable part of the pause.
+const LARGE_BYTES: u64 = 8 << 20;
 
 /// Pages of an array with their content.
 pub type ArrayPages<'a> = Vec<(u64, &'a [u8])>;
@@ -66,9 +68,7 @@ impl EpochCapture {
         subject: &mut CaptureSource<'_>,
         stopped: &mut dyn FnMut(),
     ) -> Result<(), PrimaryError> {
-        if self.buffer.capacity() > BUFFER_BYTES_KEPT {
-            self.buffer = Vec::new();
-        }
+        self.make_room(subject)?;
         subject.machine.about_to_pause();
         let begun = Instant::now();
         // The device state is saved while dirty pages are collected and copied: saving it changes no memory,
@@ -95,6 +95,30 @@ impl EpochCapture {
             }
         }
         Ok(())
+    }
+
+    /// Makes the buffer ready before the pause, if the last epoch was large.
+    fn make_room(&mut self, subject: &mut CaptureSource<'_>) -> Result<(), PageError> {
+        let last = self.pages() * PAGE_SIZE as u64;
+        if last < LARGE_BYTES {
+            self.fit_buffer(last as usize);
+            return Ok(());
+        }
+        subject.dirty_logs.iter_mut().try_for_each(DirtyLog::refresh)?;
+        let dirty = subject.dirty_logs.iter().filter_map(|log| log.dirty_pages(subject.consumer));
+        let bytes = dirty.map(PageSet::count).sum::<u64>() * PAGE_SIZE as u64;
+        self.fit_buffer((bytes as usize).min(EPOCH_BYTES_MAX));
+        Ok(())
+    }
+
+    /// Lets the buffer have at least these bytes, and not far more.
+    fn fit_buffer(&mut self, bytes: usize) {
+        if self.buffer.capacity() > BUFFER_BYTES_KEPT.max(2 * bytes) {
+            self.buffer = Vec::new();
+        }
+        if self.buffer.len() < bytes {
+            self.buffer.resize(bytes, 0);
+        }
     }
 
     fn take_pages(
@@ -138,4 +162,26 @@ fn copy(ledgers: &[DirtyLog], runs: &[(u32, PageRun)], room: &mut [u8]) -> Resul
         rest = after;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_epochs_reuse_one_buffer_and_small_ones_give_it_back() {
+        let mut capture = EpochCapture::default();
+        capture.fit_buffer(64 << 20);
+        let place = capture.buffer.as_ptr();
+        for bytes in [64 << 20, 40 << 20, 60 << 20] {
+            capture.fit_buffer(bytes);
+            assert!(capture.buffer.as_ptr() == place && capture.buffer.len() == 64 << 20, "{bytes}");
+        }
+        capture.fit_buffer(4096);
+        assert!(capture.buffer.capacity() <= BUFFER_BYTES_KEPT);
+        capture.fit_buffer(16 << 20);
+        let place = capture.buffer.as_ptr();
+        capture.fit_buffer(0);
+        assert_eq!(capture.buffer.as_ptr(), place, "a short one is kept");
+    }
 }

@@ -13,9 +13,9 @@
 //!
 //! Contents: the rules, pure and explored by tests ([`epoch`], [`epoch_length`], [`lease`],
 //! [`register_witness`], [`consistency_group`], [`inherited_primary`]); the page codec ([`codec`]); the
-//! capture of an epoch ([`epoch_capture`]); the sending side ([`primary`]); the receiving side ([`standby`])
-//! with its epoch snapshots ([`epoch_snapshot`]); and input replay ([`input_replay`]). QEMU, disks, network
-//! ports, connections and threads are the daemon's. All calls block, on plain threads.
+//! capture of an epoch ([`epoch_capture`]); the sending side ([`primary`], [`seeding_policy`]); the receiving
+//! side ([`standby`]) with its epoch snapshots ([`epoch_snapshot`]); and input replay ([`input_replay`]).
+//! QEMU, disks, network ports, connections and threads are the daemon's. All calls block, on plain threads.
 //!
 //! Invariants: output of an epoch is released only when the standby has all of it, checked. The standby's
 //! machine is at every instant that of one complete epoch. Of primary and standby, at most one machine is
@@ -35,6 +35,7 @@ pub mod lease;
 pub mod primary;
 pub mod protocol;
 pub mod register_witness;
+pub mod seeding_policy;
 pub mod standby;
 pub mod stats;
 

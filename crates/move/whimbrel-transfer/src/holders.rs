@@ -4,6 +4,10 @@
 //! data is not asked again. Each dial has a thread of its own, so a host that does not answer delays nobody
 //! who can be served by another. All fetches share the list: a pull sees that a running machine waits for a
 //! page ([`Demand`]) and sends no requests meanwhile.
+//!
+//! A host that lost its power or its cable says nothing, and its link counts as up for seconds. Whoever waits
+//! for a page notes that nothing arrives from it ([`Holders::quiet`]); until something does, the others are
+//! asked.
 
 use crate::{Link, LinkError, LinkMeter, TransferError, protocol::HasObjects};
 use bytes::Bytes;
@@ -20,6 +24,10 @@ use whimbrel_core::{Digest, lock};
 pub const HOLDERS_MAX: usize = 64;
 const RETRY_FIRST: Duration = Duration::from_millis(500);
 const RETRY_MAX: Duration = Duration::from_secs(10);
+/// Time without a byte from a holder after which another one is asked, and the most of it for one that is
+/// far.
+const QUIET_AFTER: Duration = Duration::from_millis(100);
+const QUIET_AFTER_MAX: Duration = Duration::from_secs(2);
 
 /// Host or pool that may have what is wanted.
 pub trait Holder: Send + Sync {
@@ -76,6 +84,8 @@ struct Entry {
     peer: Box<dyn Holder>,
     state: Mutex<State>,
     meter: Mutex<LinkMeter>,
+    /// Bytes that had arrived over the link when nothing more did.
+    quiet: Mutex<Option<u64>>,
 }
 
 /// Number of dials that have ended.
@@ -124,7 +134,12 @@ impl Holders {
         let entry = |peer: Box<dyn Holder>| {
             let mut meter = LinkMeter::default();
             peer.round_trip().into_iter().for_each(|time| meter.set_round_trip(time));
-            Arc::new(Entry { peer, state: Mutex::new(State::Fresh), meter: Mutex::new(meter) })
+            Arc::new(Entry {
+                peer,
+                state: Mutex::new(State::Fresh),
+                meter: Mutex::new(meter),
+                quiet: Mutex::default(),
+            })
         };
         let entries = peers.into_iter().map(entry).collect();
         let (demands, ended_dials) = (AtomicUsize::new(0), Arc::default());
@@ -261,6 +276,53 @@ impl Holders {
         }
     }
 
+    /// How long nothing may arrive from a holder before it counts as quiet: a few of its round trips.
+    pub(crate) fn quiet_after(&self, peer: usize) -> Duration {
+        let round_trip = lock(&self.entries[peer].meter).round_trip().unwrap_or_default();
+        (QUIET_AFTER + 4 * round_trip).min(QUIET_AFTER_MAX)
+    }
+
+    /// Notes that nothing arrives from a holder.
+    pub(crate) fn quiet(&self, peer: usize, link: &Arc<dyn Link>) {
+        tracing::info!(
+            holder = self.name(peer),
+            "a holder is quiet; others are asked for what is wanted at once"
+        );
+        *lock(&self.entries[peer].quiet) = Some(link.bytes().1);
+    }
+
+    /// Whether a holder was quiet, and nothing has arrived from it since.
+    pub(crate) fn is_quiet(&self, peer: usize) -> bool {
+        let since = *lock(&self.entries[peer].quiet);
+        match &*lock(&self.entries[peer].state) {
+            State::Up(link) => since == Some(link.bytes().1),
+            _ => false,
+        }
+    }
+
+    /// Whether another holder is up, from which something arrives.
+    pub(crate) fn has_other(&self, peer: usize) -> bool {
+        let is_up = |other: usize| matches!(&*lock(&self.entries[other].state), State::Up(_));
+        (0..self.len()).any(|other| other != peer && is_up(other) && !self.is_quiet(other))
+    }
+
+    /// Starts to dial the nearest of the others in the background, unless one is up or being dialled: it may
+    /// be needed at once.
+    pub(crate) fn dial_next(&self, peer: usize) {
+        let others = || (0..self.len()).filter(|other| *other != peer);
+        if others().all(|other| matches!(self.reach(other), Reach::Down | Reach::Blamed)) {
+            others()
+                .find(|other| self.reach(*other) == Reach::Down)
+                .into_iter()
+                .for_each(|next| self.dial(next));
+        }
+    }
+
+    /// Starts to dial the others in the background, as far as it is time to.
+    pub(crate) fn dial_others(&self, peer: usize) {
+        (0..self.len()).filter(|other| *other != peer).for_each(|other| self.dial(other));
+    }
+
     /// Blames a holder that sent wrong data: it is not asked again.
     pub(crate) fn blame(&self, peer: usize, digest: Digest) {
         tracing::warn!(peer = self.name(peer), %digest, "a holder sent wrong data and is not asked again");
@@ -314,6 +376,7 @@ impl Entry {
     fn end_dial(&self, wait: Duration, outcome: Result<Arc<dyn Link>, LinkError>) {
         let mut state = lock(&self.state);
         if matches!(&*state, State::Dialling(_)) {
+            *lock(&self.quiet) = None;
             *state = match outcome {
                 Ok(link) => State::Up(link),
                 Err(why) => State::Down { until: Instant::now() + wait, wait, why },

@@ -2,7 +2,7 @@
 //! tests).
 
 use bytes::Bytes;
-use std::error::Error;
+use std::{error::Error, time::Duration};
 use whimbrel_wire::{Call, CallError, Connection, Pending, Refusal, Reply, Request};
 
 /// Channel of calls to another host, for plain threads; any number of calls may be unanswered.
@@ -18,6 +18,12 @@ pub trait Link: Send + Sync {
 pub trait Answer: Send {
     /// Blocks until the reply arrives or is known never to arrive.
     fn wait(self: Box<Self>) -> Result<Reply, LinkError>;
+
+    /// Blocks until [`Answer::wait`] need not, and for at most `timeout`. Returns whether it need not.
+    fn wait_ready(&mut self, timeout: Duration) -> bool {
+        let _ = timeout;
+        true
+    }
 }
 
 /// Reason why there is no reply.
@@ -78,7 +84,7 @@ pub struct WireLink(pub Connection);
 
 impl Link for WireLink {
     fn start(&self, request: Request) -> Result<Box<dyn Answer>, LinkError> {
-        Ok(Box::new(WireAnswer(self.0.send_blocking(request)?)))
+        Ok(Box::new(WireAnswer { pending: self.0.send_blocking(request)?, arrived: None }))
     }
 
     fn bytes(&self) -> (u64, u64) {
@@ -87,10 +93,21 @@ impl Link for WireLink {
     }
 }
 
-struct WireAnswer(Pending);
+struct WireAnswer {
+    pending: Pending,
+    arrived: Option<Result<Reply, CallError>>,
+}
 
 impl Answer for WireAnswer {
     fn wait(self: Box<Self>) -> Result<Reply, LinkError> {
-        Ok(self.0.wait()?)
+        let Self { pending, arrived } = *self;
+        Ok(arrived.unwrap_or_else(|| pending.wait())?)
+    }
+
+    fn wait_ready(&mut self, timeout: Duration) -> bool {
+        if self.arrived.is_none() {
+            self.arrived = self.pending.wait_for(timeout);
+        }
+        self.arrived.is_some()
     }
 }

@@ -34,6 +34,9 @@ const BASES_SECONDS: u64 = 2;
 /// Time after which the measured rate of a link is used.
 const MEASURED_AFTER: Duration = Duration::from_millis(500);
 
+/// Interval at which a request that a machine waits for is looked at.
+const LOOK: Duration = Duration::from_millis(20);
+
 /// Longest wait before a cancel is seen.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -52,6 +55,8 @@ pub(crate) struct PullDriver<'a> {
     holders: &'a Holders,
     /// Whether a machine waits for this: it goes before prefetching, and fails rather than wait.
     pub(crate) urgent: bool,
+    /// Whether it waits for a holder from which nothing arrives, as no other has what is wanted.
+    patient: bool,
     flights: BTreeMap<u64, InFlight>,
     blobs: HashMap<Digest, Vec<u8>>,
     /// Images that are complete here and probably resemble what is wanted.
@@ -85,6 +90,7 @@ impl<'a> PullDriver<'a> {
             ),
             holders,
             urgent: false,
+            patient: false,
             flights: BTreeMap::new(),
             blobs: HashMap::new(),
             base_images: Vec::new(),
@@ -180,8 +186,12 @@ impl<'a> PullDriver<'a> {
 
     /// Tells the plan whether a holder can be asked.
     fn report_reach(&mut self, peer: usize) {
+        let hurried = self.urgent && !self.patient;
         let plan = &mut self.walk.plan;
         match self.holders.reach(peer) {
+            Reach::Up if hurried && self.holders.is_quiet(peer) && self.holders.has_other(peer) => {
+                plan.down(peer, self.holders.now());
+            }
             Reach::Up => {
                 plan.measured(peer, limits(self.holders, peer));
                 plan.up(peer);
@@ -194,7 +204,15 @@ impl<'a> PullDriver<'a> {
         }
     }
 
-    fn sleep(&self, until: Duration, patience: Duration) -> Result<(), TransferError> {
+    fn sleep(&mut self, until: Duration, patience: Duration) -> Result<(), TransferError> {
+        let quiet = (0..self.holders.len()).filter(|peer| self.holders.is_quiet(*peer));
+        let quiet: Vec<usize> = quiet.filter(|_| self.urgent && !self.patient).collect();
+        if !quiet.is_empty() {
+            // No other holder has it, so one that has said nothing yet is waited for.
+            self.patient = true;
+            quiet.into_iter().for_each(|peer| self.report_reach(peer));
+            return Ok(());
+        }
         if self.urgent || (self.last_reply.elapsed() > patience && !self.walk.plan.demand) {
             let first = self.walk.plan.first().map_or(Digest([0; 32]), digest_of);
             return Err(self.holders.no_holder_error(first, self.refused.clone()));
@@ -252,7 +270,37 @@ impl<'a> PullDriver<'a> {
         self.report_reach(peer);
     }
 
+    /// Waits until a request is answered. False if a machine waits and nothing arrives from its holder, while
+    /// another one is up.
+    fn wait_answered(&mut self, ticket: u64) -> bool {
+        let hurried = self.urgent && !self.patient && self.holders.len() > 1;
+        let Some(flight) = self.flights.get_mut(&ticket).filter(|_| hurried) else { return true };
+        let (peer, mut heard) = (flight.ask.peer, (flight.link.bytes().1, Instant::now()));
+        self.holders.dial_next(peer);
+        while !flight.answer.wait_ready(LOOK) {
+            let bytes = flight.link.bytes().1;
+            if bytes != heard.0 {
+                heard = (bytes, Instant::now());
+            } else if heard.1.elapsed() < self.holders.quiet_after(peer) {
+                continue;
+            } else if self.holders.has_other(peer) {
+                self.holders.quiet(peer, &flight.link);
+                return false;
+            } else {
+                self.holders.dial_others(peer);
+            }
+        }
+        true
+    }
+
     fn wait(&mut self, ticket: u64) -> Result<(), TransferError> {
+        if !self.wait_answered(ticket) {
+            if let Some(flight) = self.flights.remove(&ticket) {
+                self.walk.plan.unanswered(ticket);
+                self.report_reach(flight.ask.peer);
+            }
+            return Ok(());
+        }
         let Some(InFlight { ask, link, answer, started: begun, bases }) = self.flights.remove(&ticket) else {
             self.walk.plan.unanswered(ticket);
             return Ok(());

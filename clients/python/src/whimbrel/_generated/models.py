@@ -2224,7 +2224,8 @@ class ScheduleInfo(TypedDict):
     running: bool
     #: Last runs, oldest first.
     runs: list[ScheduledRun]
-    #: Capsules of the schedule that are retained, oldest first.
+    #: Capsules of the schedule that are retained, oldest first; those of a push are at the other
+    #: host.
     tags: NotRequired[list[str]]
     #: Interval, at least a minute. Runs begin at its multiples since the beginning of 1970 (UTC).
     every_ms: int
@@ -2300,6 +2301,7 @@ class ScheduledWorkPush(TypedDict):
     machine: str
     #: Target folder of a pool, as for a push.
     pool: NotRequired[str | None]
+    retain: NotRequired[Retention | None]
 
 
 class ScheduledWorkVerify(TypedDict):

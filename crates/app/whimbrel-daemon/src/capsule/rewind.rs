@@ -14,6 +14,7 @@ use whimbrel_api::{BalloonTarget, Operation, OperationKind, OperationResult, Rew
 use whimbrel_core::{CapsuleId, RefName};
 use whimbrel_image::Manifest;
 use whimbrel_store::Expected;
+use whimbrel_vm::Failpoint;
 
 impl Daemon {
     /// Takes a running or suspended machine back to one of its capsules.
@@ -31,8 +32,11 @@ impl Daemon {
         Ok(self.operations().start(OperationKind::Rewind, name.to_string(), move |reporter| {
             let _pin = pin;
             let before = host.suspend_to_rewind(&machine, reporter)?;
+            Failpoint::Rewind.reached_unless(|| reporter.is_cancelled());
             let rewound = host.tag_rewound(&before).and_then(|tag| {
-                super::resume::check_not_cancelled(reporter)?;
+                if reporter.is_cancelled() {
+                    return Err(DaemonError::Cancelled { left: "the machine goes on as it was".into() });
+                }
                 host.resume_suspended(&name, (capsule, &manifest), reporter)?;
                 Ok(tag)
             });

@@ -87,6 +87,8 @@ pub enum DaemonError {
     NoWitness { name: MachineName },
     #[error("{name} is not taken over: its primary {host} answers")]
     PrimaryAnswers { name: MachineName, host: HostName },
+    #[error("{name} was taken over by its standby {host}")]
+    TakenOver { name: MachineName, host: HostName },
     #[error("{name} was handed over to {host}, which has not confirmed that it runs there")]
     Unconfirmed { name: MachineName, host: HostName },
     #[error("{name} is protected by {standby}: {why}")]
@@ -218,6 +220,7 @@ impl DaemonError {
             Self::Protect { source } => protect_code(&**source),
             Self::NoWitness { .. }
             | Self::PrimaryAnswers { .. }
+            | Self::TakenOver { .. }
             | Self::Protected { .. }
             | Self::Unresolved { .. }
             | Self::Resolve { .. } => ErrorCode::Busy,
@@ -320,6 +323,9 @@ impl DaemonError {
             Self::NoWitness { name } | Self::PrimaryAnswers { name, .. } => format!(
                 "make sure that its primary is off or disconnected, then `whimbrel failover {name} --primary-is-dead`; `--force` overrides a host that answers"
             ),
+            Self::TakenOver { name, host } => {
+                format!("see `whimbrel ps` on {host}; `whimbrel delete {name}` deletes the copy here")
+            }
             Self::Thread { .. } => "the system or the daemon's limits allow no more threads or memory; try again with fewer operations at once".into(),
             Self::OlderHost { host } => format!("update Whimbrel on {host}; until then machines can only move from there to here"),
             Self::StillRunning { .. } => "`whimbrel stop --kill` stops it at once".into(),

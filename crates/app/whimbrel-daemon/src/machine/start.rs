@@ -2,12 +2,14 @@
 //!
 //! The content of its memory is lost; configuration, name and identity stay. The machine becomes a new entry
 //! of the registry, so that the supervisor of its last QEMU cannot take the new one for it. A start that
-//! fails leaves it as it was.
+//! fails leaves it as it was. A machine that was protected is started once its standby has heard of the end
+//! of that, or on the word of a user (`resolve`).
 
 use crate::{
     core::error::DaemonError,
     daemon::Daemon,
     machine::{
+        entry::{Machine, MachineLock},
         record::{Phase, Record},
         self_start::StartedBySelf,
     },
@@ -19,20 +21,33 @@ use whimbrel_core::{MachineName, error_chain};
 impl Daemon {
     /// Runs a stopped or crashed machine again.
     pub(crate) fn start(self: &Arc<Self>, name: &MachineName) -> Result<MachineInfo, DaemonError> {
-        let info = self.start_again(name)?;
+        let machine = self.machines.get(name)?;
+        let mut turn = self.lock_to_start(&machine)?;
+        self.end_at_standbys(name)?;
+        let info = self.start_again(&mut turn)?;
         self.self_starts.forget(name);
         Ok(info)
     }
 
-    fn start_again(self: &Arc<Self>, name: &MachineName) -> Result<MachineInfo, DaemonError> {
-        let machine = self.machines.get(name)?;
-        let mut turn = machine.try_lock_in_any_phase("start", None)?;
-        self.machines.check_current(&machine)?;
-        if !matches!(turn.record.phase, Phase::Stopped | Phase::Crashed { .. }) {
-            let state = turn.record.phase.name();
-            return Err(DaemonError::State { name: name.clone(), state, needed: "stopped or crashed" });
+    fn lock_to_start<'m>(&self, machine: &'m Arc<Machine>) -> Result<MachineLock<'m>, DaemonError> {
+        let turn = machine.try_lock_in_any_phase("start", None)?;
+        self.machines.check_current(machine)?;
+        match turn.record.phase {
+            Phase::Stopped | Phase::Crashed { .. } => Ok(turn),
+            _ => {
+                let (name, state) = (machine.name().clone(), turn.record.phase.name());
+                Err(DaemonError::State { name, state, needed: "stopped or crashed" })
+            }
         }
+    }
+
+    /// Starts a stopped or crashed machine that no other host has.
+    pub(crate) fn start_again(
+        self: &Arc<Self>,
+        turn: &mut MachineLock<'_>,
+    ) -> Result<MachineInfo, DaemonError> {
         let record = started(&turn.record);
+        let name = &record.name;
         self.clear_console_log(name)?;
         let vmgenid = record.vmgenid.as_ref().and_then(|guid| guid.parse().ok());
         let live = self.boot_again(&record, vmgenid)?;
@@ -46,7 +61,11 @@ impl Daemon {
         if self.protections.may_be_elsewhere(name) {
             return StartedBySelf::NotYet;
         }
-        match self.start_again(name) {
+        let started = self.machines.get(name).and_then(|machine| {
+            let mut turn = self.lock_to_start(&machine)?;
+            self.start_again(&mut turn)
+        });
+        match started {
             Ok(_) => StartedBySelf::Started,
             // A user was faster, or it belongs to another host.
             Err(DaemonError::State { .. } | DaemonError::NotFound { .. }) => StartedBySelf::NotWanted,

@@ -1,4 +1,5 @@
-//! Resolution of a handover whose other host is gone: a person decides who has the machine.
+//! Resolution of a handover whose other host is gone: a person decides who has the machine. So it is with a
+//! machine that cannot start because its standby does not answer.
 //!
 //! Neither host can decide that alone, because each has to wait for the other. What is known here is said
 //! first, and nothing is decided for a source whose target answers: that one confirms the handover by itself.
@@ -46,8 +47,33 @@ impl Daemon {
                 }
                 decided
             }
+            Phase::Stopped | Phase::Crashed { .. } if self.has_unheard_standby(name) => {
+                self.decide_standby(turn, request.decision)
+            }
             _ => Err(DaemonError::State { name: name.clone(), state, needed: "between two hosts" }),
         }
+    }
+
+    /// Takes the place of a standby that does not answer: starts the machine here, or deletes it.
+    fn decide_standby(
+        self: &Arc<Self>,
+        mut turn: MachineLock<'_>,
+        decision: Option<HandoverDecision>,
+    ) -> Result<(), DaemonError> {
+        let name = turn.record.name.clone();
+        self.decide_start(&name, decision.is_some())?;
+        match decision {
+            Some(HandoverDecision::RunHere) => {
+                self.start_again(&mut turn)?;
+                self.self_starts.forget(&name);
+            }
+            Some(HandoverDecision::Discard) => {
+                drop(turn);
+                self.delete(&name)?;
+            }
+            None => {}
+        }
+        Ok(())
     }
 
     /// Takes the place of the source: keeps or aborts.

@@ -272,5 +272,8 @@ mod tests {
         let record = ProtectionRecord::new(ProtectionId([1; 16]), &name, HANDOVER, side);
         daemon.protections.put_record(record).unwrap();
         assert_eq!(daemon.start_by_itself(&name), StartedBySelf::NotYet);
+        // Nor by a user, as the standby does not answer.
+        let refusal = daemon.start(&name).expect_err("its standby may have it");
+        assert!(matches!(refusal, DaemonError::Unresolved { .. }), "{refusal}");
     }
 }

@@ -14,7 +14,7 @@ use std::{
 use whimbrel_api::{
     BalloonTarget, CapsuleRef, Operation, OperationResult, OperationState, PushRequest, ScheduledWork,
 };
-use whimbrel_core::{CapsuleId, MachineName, RefName};
+use whimbrel_core::{CapsuleId, HostName, MachineName, RefName};
 use whimbrel_store::{Expected, StoreError};
 use whimbrel_vm::CapturedArrays;
 
@@ -25,7 +25,12 @@ const LOOK: Duration = Duration::from_secs(10);
 pub(crate) struct Actions(pub(crate) Arc<Daemon>);
 
 impl Actions {
-    fn begin(&self, work: &ScheduledWork, tag: &RefName) -> Result<Operation, DaemonError> {
+    fn begin(
+        &self,
+        work: &ScheduledWork,
+        tag: &RefName,
+        copied: Option<CapsuleId>,
+    ) -> Result<Operation, DaemonError> {
         let daemon = &self.0;
         match work {
             ScheduledWork::Checkpoint { machine, disks_only, .. } => {
@@ -37,22 +42,18 @@ impl Actions {
                 };
                 daemon.start_checkpoint(machine, options)
             }
-            ScheduledWork::Push { machine, host, pool } => {
-                let newest = daemon.store.get_ref(&refs::machine_ref(machine));
-                let newest = newest.map_err(refs::store_error("read a ref"))?;
-                let capsule = newest.ok_or(DaemonError::NotFound {
-                    what: "capsule of the machine",
-                    name: machine.to_string(),
-                })?;
+            ScheduledWork::Push { machine, host, pool, .. } => {
+                let capsule = copied.map_or_else(|| self.newest(machine), Ok)?;
                 // The id, since by its name the machine itself would be handed off.
-                daemon.push(PushRequest {
+                let request = PushRequest {
                     subject: CapsuleRef::Id(capsule),
                     host: host.clone(),
                     pool: pool.clone(),
                     balloon: BalloonTarget::Off,
                     follow: false,
                     unfollow: false,
-                })
+                };
+                daemon.push_as(request, copied.map(|_| tag.clone()))
             }
             ScheduledWork::Verify => Ok(daemon.verify()),
             ScheduledWork::Gc => Ok(daemon.gc()),
@@ -65,8 +66,26 @@ impl ScheduledActions for Actions {
         crate::now_ms()
     }
 
-    fn perform(&self, work: &ScheduledWork, tag: &RefName) -> Result<String, DaemonError> {
-        let operation = self.begin(work, tag)?;
+    fn host(&self) -> HostName {
+        self.0.name.clone()
+    }
+
+    fn newest(&self, machine: &MachineName) -> Result<CapsuleId, DaemonError> {
+        let newest = self.0.store.get_ref(&refs::machine_ref(machine));
+        let newest = newest.map_err(refs::store_error("read a ref"))?;
+        newest.ok_or_else(|| DaemonError::NotFound {
+            what: "capsule of the machine",
+            name: machine.to_string(),
+        })
+    }
+
+    fn perform(
+        &self,
+        work: &ScheduledWork,
+        tag: &RefName,
+        copied: Option<CapsuleId>,
+    ) -> Result<String, DaemonError> {
+        let operation = self.begin(work, tag, copied)?;
         let mut watch = self.0.operations().watch(operation.id)?;
         let ended = watch.wait_for(|now| now.state != OperationState::Running);
         let state = self.0.runtime.block_on(ended).map(|now| now.state.clone());

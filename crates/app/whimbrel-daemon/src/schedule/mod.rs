@@ -4,9 +4,10 @@
 //! The service knows records and times. What it does goes through [`ScheduledActions`], which is all that it
 //! knows of the daemon. It removes only tags that it has made: their prefix is reserved, they name the
 //! schedule, and they are no older than it. A tag is removed after a run that succeeded, and only if it still
-//! names the same capsule.
+//! names the same capsule. Tags of copies at another host are not removed but used again (`copies`).
 
 mod actions;
+mod copies;
 mod plan;
 mod record;
 
@@ -14,6 +15,7 @@ pub(crate) use actions::Actions;
 pub(crate) use record::check_file;
 
 use crate::core::{error::DaemonError, event_log::EventLog};
+use copies::PushedCopy;
 use record::{ScheduleRecord, path_of, tag, time_in};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,14 +26,24 @@ use whimbrel_api::{
     EventKind, MachineInfo, Retention, ScheduleInfo, ScheduleReport, ScheduleRequest, ScheduledRun,
     ScheduledWork,
 };
-use whimbrel_core::{CapsuleId, MachineName, RefName, error_chain, lock};
+use whimbrel_core::{CapsuleId, HostName, MachineName, RefName, error_chain, lock};
 
 /// What schedules ask of the daemon.
 pub(crate) trait ScheduledActions: Send + Sync {
     /// Time in milliseconds since 1970.
     fn now_ms(&self) -> u64;
-    /// Does the work and waits for its end. A checkpoint gets the tag. Returns what was done.
-    fn perform(&self, work: &ScheduledWork, tag: &RefName) -> Result<String, DaemonError>;
+    /// Name of this host.
+    fn host(&self) -> HostName;
+    /// The newest capsule of a machine.
+    fn newest(&self, machine: &MachineName) -> Result<CapsuleId, DaemonError>;
+    /// Does the work and waits for its end. A checkpoint gets the tag; so does the copy of `copied`, which is
+    /// chosen already for a push with a rule. Returns what was done.
+    fn perform(
+        &self,
+        work: &ScheduledWork,
+        tag: &RefName,
+        copied: Option<CapsuleId>,
+    ) -> Result<String, DaemonError>;
     /// All refs; fails if one is damaged.
     fn refs(&self) -> Result<BTreeMap<RefName, CapsuleId>, DaemonError>;
     /// The refs that can be read, to be shown.
@@ -55,6 +67,9 @@ struct Judged {
     retained: Vec<RefName>,
     removed: Vec<(RefName, CapsuleId)>,
 }
+
+/// What a run has done, with the tags that stay and those that went.
+type Done = (String, (Vec<RefName>, Vec<RefName>));
 
 /// The only run of a schedule, until dropped.
 struct Turn<'a>(&'a Schedules, MachineName);
@@ -136,7 +151,7 @@ impl Schedules {
     pub(crate) fn list(&self, actions: &dyn ScheduledActions) -> Result<Vec<ScheduleInfo>, DaemonError> {
         let (refs, now) = (actions.readable_refs(), actions.now_ms());
         let records: Vec<_> = self.table().values().cloned().collect();
-        Ok(records.iter().map(|record| self.info(record, &refs, now)).collect())
+        Ok(records.iter().map(|record| self.info(record, &refs, (now, &actions.host()))).collect())
     }
 
     pub(crate) fn show(
@@ -144,17 +159,27 @@ impl Schedules {
         name: &MachineName,
         actions: &dyn ScheduledActions,
     ) -> Result<ScheduleInfo, DaemonError> {
-        Ok(self.info(&self.record(name)?, &actions.readable_refs(), actions.now_ms()))
+        let now = (actions.now_ms(), &actions.host());
+        Ok(self.info(&self.record(name)?, &actions.readable_refs(), now))
     }
 
-    fn info(&self, record: &ScheduleRecord, refs: &BTreeMap<RefName, CapsuleId>, now: u64) -> ScheduleInfo {
+    fn info(
+        &self,
+        record: &ScheduleRecord,
+        refs: &BTreeMap<RefName, CapsuleId>,
+        (now, host): (u64, &HostName),
+    ) -> ScheduleInfo {
+        let tags = match rule_of_copies(record) {
+            Some(rule) => record.copy_tags(host, record.copies.judge(rule).0),
+            None => own_tags(record, refs).into_iter().map(|(_, tag, _)| tag).collect(),
+        };
         ScheduleInfo {
             schedule: record.schedule.clone(),
             created_ms: record.created_ms,
             next_ms: record.rhythm().next(record.last_ms, now),
             running: lock(&self.running).contains(&record.schedule.name),
             runs: record.runs.clone(),
-            tags: own_tags(record, refs).into_iter().map(|(_, tag, _)| tag.to_string()).collect(),
+            tags: tags.iter().map(ToString::to_string).collect(),
         }
     }
 
@@ -193,7 +218,13 @@ impl Schedules {
         name: &MachineName,
         actions: &dyn ScheduledActions,
     ) -> Result<ScheduleReport, DaemonError> {
-        let judged = judge(&self.record(name)?, &actions.refs()?, None);
+        let record = self.record(name)?;
+        if let Some(rule) = rule_of_copies(&record) {
+            let (stay, go) = record.copies.judge(rule);
+            let tags = |numbers| record.copy_tags(&actions.host(), numbers);
+            return Ok(report(None, tags(stay), tags(go)));
+        }
+        let judged = judge(&record, &actions.refs()?, None);
         Ok(report(None, judged.retained, judged.removed.into_iter().map(|(tag, _)| tag).collect()))
     }
 
@@ -211,10 +242,10 @@ impl Schedules {
         let started_ms = actions.now_ms();
         record.begin(started_ms);
         self.replace(&record)?;
-        let tag = tag(name, started_ms);
-        let done = actions.perform(&record.schedule.work, &tag);
-        // Nothing is removed after a failure: what there is may be all that is left.
-        let done = done.and_then(|text| Ok((text, self.retain(&record, &tag, actions)?)));
+        let done = match rule_of_copies(&record).copied() {
+            Some(rule) => copy(&mut record, &rule, started_ms, actions),
+            None => self.perform(&record, started_ms, actions),
+        };
         let (succeeded, text, retained, removed) = match done {
             Ok((text, (retained, removed))) => (true, with_count(text, removed.len()), retained, removed),
             Err(error) => (false, error_chain(&error), Vec::new(), Vec::new()),
@@ -225,6 +256,19 @@ impl Schedules {
         record.end(run.clone());
         self.replace(&record)?;
         Ok(report(Some(run), retained, removed))
+    }
+
+    /// Does the work, then removes old tags. Nothing is removed after a failure: what there is may be all
+    /// that is left.
+    fn perform(
+        &self,
+        record: &ScheduleRecord,
+        started_ms: u64,
+        actions: &dyn ScheduledActions,
+    ) -> Result<Done, DaemonError> {
+        let tag = tag(&record.schedule.name, started_ms);
+        let text = actions.perform(&record.schedule.work, &tag, None)?;
+        Ok((text, self.retain(record, &tag, actions)?))
     }
 
     /// Saves a record, unless the schedule was deleted meanwhile.
@@ -253,6 +297,31 @@ impl Schedules {
         }
         Ok((retained, removed.into_iter().map(|(tag, _)| tag).collect()))
     }
+}
+
+/// The rule of a push to a host, if it has one.
+fn rule_of_copies(record: &ScheduleRecord) -> Option<&Retention> {
+    match &record.schedule.work {
+        ScheduledWork::Push { retain, .. } => retain.as_ref(),
+        _ => None,
+    }
+}
+
+/// Copies the newest capsule under the tag of a copy that the rule no longer retains.
+fn copy(
+    record: &mut ScheduleRecord,
+    rule: &Retention,
+    started_ms: u64,
+    actions: &dyn ScheduledActions,
+) -> Result<Done, DaemonError> {
+    let machine = record.schedule.work.machine().ok_or_else(|| DaemonError::invalid("no machine to push"))?;
+    let (host, capsule) = (actions.host(), actions.newest(machine)?);
+    let number = record.copies.number_for(capsule, started_ms, rule);
+    let tag = copies::tag(&host, record.schedule.name.as_str(), record.created_ms, number);
+    let text = actions.perform(&record.schedule.work, &tag, Some(capsule))?;
+    record.copies.put(number, PushedCopy { time_ms: started_ms, capsule });
+    let retained = record.copy_tags(&host, record.copies.judge(rule).0);
+    Ok((text, (retained, Vec::new())))
 }
 
 fn with_count(text: String, removed: usize) -> String {

@@ -5,12 +5,15 @@
 
 use crate::{
     core::{error::DaemonError, json_file, refs::SCHEDULE_PREFIX as TAG_PREFIX},
-    schedule::plan::Rhythm,
+    schedule::{
+        copies::{self, Copies},
+        plan::Rhythm,
+    },
 };
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
-use whimbrel_api::{ScheduleRequest, ScheduledRun, ScheduledWork};
-use whimbrel_core::{MachineName, RefName};
+use whimbrel_api::{Retention, ScheduleRequest, ScheduledRun, ScheduledWork};
+use whimbrel_core::{HostName, MachineName, RefName};
 use whimbrel_wire::atomic_file;
 
 const FORMAT: u32 = 1;
@@ -36,13 +39,17 @@ pub(super) struct ScheduleRecord {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) begun_ms: Option<u64>,
     pub(super) runs: Vec<ScheduledRun>,
+    /// Copies that a push with a rule has made.
+    #[serde(default, skip_serializing_if = "Copies::is_empty")]
+    pub(super) copies: Copies,
 }
 
 impl ScheduleRecord {
     pub(super) fn new(schedule: ScheduleRequest, now_ms: u64) -> Result<Self, DaemonError> {
         check(&schedule)?;
         let (created_ms, last_ms) = (now_ms, now_ms);
-        Ok(Self { format: FORMAT, schedule, created_ms, last_ms, begun_ms: None, runs: Vec::new() })
+        let (runs, copies) = (Vec::new(), Copies::default());
+        Ok(Self { format: FORMAT, schedule, created_ms, last_ms, begun_ms: None, runs, copies })
     }
 
     pub(super) fn rhythm(&self) -> Rhythm {
@@ -60,6 +67,12 @@ impl ScheduleRecord {
         self.runs.push(run);
         let surplus = self.runs.len().saturating_sub(RUNS_MAX);
         self.runs.drain(..surplus);
+    }
+
+    /// Tags of copies by their numbers.
+    pub(super) fn copy_tags(&self, host: &HostName, numbers: Vec<u32>) -> Vec<RefName> {
+        let tag = |number| copies::tag(host, self.schedule.name.as_str(), self.created_ms, number);
+        numbers.into_iter().map(tag).collect()
     }
 
     /// Why the last run failed, if it did.
@@ -120,32 +133,40 @@ fn check(schedule: &ScheduleRequest) -> Result<(), DaemonError> {
         return Err(DaemonError::invalid("the interval is from a minute to a year"));
     }
     match &schedule.work {
-        ScheduledWork::Checkpoint { retain: Some(rule), .. } => {
-            let counts = [rule.last, rule.hourly, rule.daily, rule.weekly, rule.monthly];
-            if counts.iter().any(|count| *count > RETAINED_MAX) {
-                return Err(DaemonError::invalid(format!("at most {RETAINED_MAX} of a kind are retained")));
-            }
-            if counts.iter().all(|count| *count == 0) && !rule.may_empty {
-                return Err(DaemonError::invalid(
-                    "this rule retains no capsule; name how many to keep, or say --may-empty",
-                ));
-            }
-            Ok(())
-        }
+        ScheduledWork::Checkpoint { retain: Some(rule), .. } => check_rule(rule),
         ScheduledWork::Push { host: None, pool: None, .. } => {
             Err(DaemonError::invalid("name a host or a pool to push to"))
         }
         ScheduledWork::Push { host: Some(_), pool: Some(_), .. } => {
             Err(DaemonError::invalid("name a host or a pool, not both"))
         }
+        ScheduledWork::Push { pool: Some(_), retain: Some(_), .. } => Err(DaemonError::invalid(
+            "the policy of a pool's folder says what it retains: see `whimbrel pool policy --help`",
+        )),
+        ScheduledWork::Push { retain: Some(Retention { may_empty: true, .. }), .. } => {
+            Err(DaemonError::invalid("the newest copy at the other host always stays: leave --may-empty out"))
+        }
+        ScheduledWork::Push { retain: Some(rule), .. } => check_rule(rule),
         _ => Ok(()),
     }
+}
+
+fn check_rule(rule: &Retention) -> Result<(), DaemonError> {
+    let counts = [rule.last, rule.hourly, rule.daily, rule.weekly, rule.monthly];
+    if counts.iter().any(|count| *count > RETAINED_MAX) {
+        return Err(DaemonError::invalid(format!("at most {RETAINED_MAX} of a kind are retained")));
+    }
+    if counts.iter().all(|count| *count == 0) && !rule.may_empty {
+        return Err(DaemonError::invalid(
+            "this rule retains no capsule; name how many to keep, or say --may-empty",
+        ));
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use whimbrel_api::Retention;
 
     fn request(retain: Option<Retention>) -> ScheduleRequest {
         ScheduleRequest {

@@ -40,7 +40,15 @@ impl ScheduledActions for Fake {
         self.now.load(Ordering::Relaxed)
     }
 
-    fn perform(&self, _: &ScheduledWork, tag: &RefName) -> Result<String, DaemonError> {
+    fn host(&self) -> HostName {
+        "alpha".parse().unwrap()
+    }
+
+    fn newest(&self, _: &MachineName) -> Result<CapsuleId, DaemonError> {
+        Ok(CapsuleId(Digest::of(&self.now_ms().to_le_bytes())))
+    }
+
+    fn perform(&self, _: &ScheduledWork, tag: &RefName, _: Option<CapsuleId>) -> Result<String, DaemonError> {
         if self.fails.load(Ordering::Relaxed) {
             return Err(DaemonError::invalid("the machine is gone"));
         }
@@ -160,4 +168,35 @@ fn a_deleted_schedule_leaves_its_capsules_and_an_unreadable_one_its_file() {
     let schedules = open(&dir);
     assert!(schedules.health().is_empty() && schedules.create(nightly(rule), &fake).is_err());
     assert_eq!(std::fs::read(dir.path().join("nightly.json")).unwrap(), b"{");
+}
+
+#[test]
+fn copies_at_another_host_have_as_many_tags_as_are_retained_whoever_restarts_meanwhile() {
+    let (dir, fake) = (tempfile::tempdir().unwrap(), Fake::new());
+    let retain = Some(Retention { last: 2, ..Retention::default() });
+    let (machine, host) = ("web".parse().unwrap(), Some("beta".parse().unwrap()));
+    let name: MachineName = "offsite".parse().unwrap();
+    let work = ScheduledWork::Push { machine, host, pool: None, retain };
+    let request = ScheduleRequest { name: name.clone(), work, every_ms: DAY_MS, offset_ms: 0 };
+    open(&dir).create(request.clone(), &fake).unwrap();
+    for _ in 0..5 {
+        fake.pass(DAY_MS);
+        let schedules = open(&dir);
+        assert!(schedules.run(&name, &fake).unwrap().run.is_some_and(|run| run.succeeded));
+    }
+    // The fake has the tags that the other host would have.
+    let copies: Vec<String> = fake.names().into_iter().filter(|name| name != "golden").collect();
+    let mut shown = open(&dir).show(&name, &fake).unwrap().tags;
+    shown.sort();
+    assert_eq!((copies.len(), &copies), (2, &shown));
+    fake.fails.store(true, Ordering::Relaxed);
+    fake.pass(DAY_MS);
+    open(&dir).run(&name, &fake).unwrap();
+    let mut after = open(&dir).show(&name, &fake).unwrap().tags;
+    after.sort();
+    assert_eq!(after, shown, "a failure moves no tag");
+
+    let pool =
+        ScheduledWork::Push { machine: "web".parse().unwrap(), host: None, pool: Some("m/x".into()), retain };
+    assert!(ScheduleRecord::new(ScheduleRequest { work: pool, ..request }, 1).is_err());
 }

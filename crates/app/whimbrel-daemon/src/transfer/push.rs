@@ -28,6 +28,15 @@ use whimbrel_wire::Connection;
 impl Daemon {
     /// Starts the operation that pushes a machine or a capsule to another host.
     pub(crate) fn push(self: &Arc<Self>, request: PushRequest) -> Result<Operation, DaemonError> {
+        self.push_as(request, None)
+    }
+
+    /// Starts the same with a tag for the copy of a capsule that has no name.
+    pub(crate) fn push_as(
+        self: &Arc<Self>,
+        request: PushRequest,
+        tag: Option<RefName>,
+    ) -> Result<Operation, DaemonError> {
         if let Some(pool) = &request.pool {
             return self.push_to_pool(pool, &request);
         }
@@ -61,7 +70,10 @@ impl Daemon {
                 (None, Some(capsule)) => capsule,
                 (None, None) => return Err(not_found(&request.subject)),
             };
-            let names = host.names_to_send(&request.subject, given.as_ref(), &capsule);
+            let names = match &tag {
+                Some(tag) => vec![tag.clone()],
+                None => host.names_to_send(&request.subject, given.as_ref(), &capsule),
+            };
             let (wire_bytes, pages) = host.send(&to, capsule, names, reporter)?;
             let total_ms = begun.elapsed().as_secs_f64() * 1e3;
             let host = to.to_string();

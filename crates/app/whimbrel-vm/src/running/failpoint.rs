@@ -14,8 +14,8 @@ static DIRECTORY: LazyLock<Option<PathBuf>> = LazyLock::new(|| {
 /// Interval at which a stopped daemon polls for the end of its wait.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Failpoints of an incoming machine. The source waits for the answer meanwhile, so they stop the whole
-/// migration.
+/// Failpoints of an incoming machine, and of a rewind. The source waits for the answer meanwhile, so the
+/// former stop the whole migration.
 #[derive(Debug, Clone, Copy)]
 pub enum Failpoint {
     /// The machine is offered; nothing is reserved.
@@ -32,6 +32,8 @@ pub enum Failpoint {
     Running,
     /// The machine runs while pages are missing; the background fetch has requested none.
     Fetch,
+    /// The machine is suspended as it was; nothing of the earlier state is loaded.
+    Rewind,
 }
 
 impl Failpoint {
@@ -44,6 +46,7 @@ impl Failpoint {
             Self::Commit => "commit",
             Self::Running => "running",
             Self::Fetch => "fetch",
+            Self::Rewind => "rewind",
         }
     }
 

@@ -18,7 +18,7 @@ const EXAMPLES: &str = "\
 Examples:
   whimbrel schedule create nightly checkpoint web --every 1d --at 3h --daily 7 --weekly 4 --monthly 6
   whimbrel schedule create hourly checkpoint db --every 1h --last 24
-  whimbrel schedule create offsite push web --to beta --every 1d --at 4h
+  whimbrel schedule create offsite push web --to beta --every 1d --at 4h --daily 7
   whimbrel schedule create check verify --every 7d
   whimbrel schedule create tidy gc --every 1d
   whimbrel schedule run nightly --dry-run      what the rule would remove now
@@ -100,6 +100,8 @@ enum Work {
         to: PushTarget,
         #[command(flatten)]
         when: When,
+        #[command(flatten)]
+        keep: Keep,
     },
     /// Read all stored data and check its digests
     Verify {
@@ -151,9 +153,9 @@ impl Work {
             Self::Checkpoint { machine, when, disks_only, keep } => {
                 (ScheduledWork::Checkpoint { machine, disks_only, retain: keep.rule() }, when)
             }
-            Self::Push { machine, to, when } => {
-                let (host, pool) = to.apart();
-                (ScheduledWork::Push { machine, host, pool }, when)
+            Self::Push { machine, to, when, keep } => {
+                let ((host, pool), retain) = (to.apart(), keep.rule());
+                (ScheduledWork::Push { machine, host, pool, retain }, when)
             }
             Self::Verify { when } => (ScheduledWork::Verify, when),
             Self::Gc { when } => (ScheduledWork::Gc, when),
@@ -196,7 +198,7 @@ fn work_of(work: &ScheduledWork) -> String {
     match work {
         ScheduledWork::Checkpoint { machine, disks_only: false, .. } => format!("checkpoint {machine}"),
         ScheduledWork::Checkpoint { machine, .. } => format!("checkpoint {machine}, disks only"),
-        ScheduledWork::Push { machine, host, pool } => {
+        ScheduledWork::Push { machine, host, pool, .. } => {
             let to = host.as_ref().map(ToString::to_string).or(pool.clone()).unwrap_or_default();
             format!("push {machine} to {to}")
         }
@@ -206,7 +208,11 @@ fn work_of(work: &ScheduledWork) -> String {
 }
 
 fn rule_of(work: &ScheduledWork) -> String {
-    let ScheduledWork::Checkpoint { retain: Some(rule), .. } = work else { return "all".to_owned() };
+    let (ScheduledWork::Checkpoint { retain: Some(rule), .. }
+    | ScheduledWork::Push { retain: Some(rule), .. }) = work
+    else {
+        return "all".to_owned();
+    };
     let counts =
         [(rule.last, "last"), (rule.hourly, "hourly"), (rule.daily, "daily"), (rule.weekly, "weekly")];
     let counts = counts.into_iter().chain([(rule.monthly, "monthly")]).filter(|(count, _)| *count > 0);

@@ -315,6 +315,33 @@ fn a_host_that_does_not_answer_is_dialled_again_and_never_waited_for_while_anoth
 }
 
 #[test]
+fn a_holder_that_goes_dark_under_a_request_is_waited_for_only_while_no_other_can_serve() {
+    let (there, here) = (Place::new(), Place::new());
+    let capsule = there.capsule(&memory(PAGES, 19), &[7; 5000], None);
+    let (alpha, faults) = Fake::peer("alpha", &there.store);
+    let (beta, others) = Fake::peer("beta", &there.store);
+    let sources = Arc::new(Holders::new(vec![alpha, beta]).with_retry(Duration::from_secs(10)));
+    let remote = DemandFetcher::new(Arc::new(here.store.clone()), sources);
+    let want = ObjectWant { digest: capsule.0, similar: None };
+    remote.objects(Kind::Manifest, &[want]).unwrap();
+    let asked = faults.requests.load(Ordering::Acquire);
+    faults.quiet_from.store(asked, Ordering::Release);
+    for _ in 0..3 {
+        assert_eq!(remote.objects(Kind::Manifest, &[want]).unwrap().len(), 1);
+    }
+    assert_eq!(faults.waited.load(Ordering::Acquire), 0, "a machine waited for a holder that says nothing");
+    let again = faults.requests.load(Ordering::Acquire);
+    assert_eq!(again, asked + 1, "it is asked again only when something arrives from it");
+
+    // The other one is lost as well, and its host does not answer: now the quiet one is waited for.
+    others.refuse_dials.store(u64::MAX, Ordering::Release);
+    others.until_cut.store(0, Ordering::Release);
+    assert!(remote.objects(Kind::Manifest, &[want]).is_err());
+    assert!(remote.objects(Kind::Manifest, &[want]).is_err());
+    assert_eq!(faults.waited.load(Ordering::Acquire), 1);
+}
+
+#[test]
 fn a_holder_that_cannot_read_now_is_asked_again_and_nobody_is_told_that_the_page_is_gone() {
     let (mut there, here) = (Place::new(), Place::new());
     let memory = memory(PAGES, 18);

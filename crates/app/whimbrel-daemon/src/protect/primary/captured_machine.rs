@@ -16,13 +16,17 @@ const SHARES: [u8; 3] = [60, 35, 20];
 
 /// The machine during seeding: output is buffered before it runs on after the last pause.
 pub(super) struct SeedingMachine<'a> {
-    pub(super) machine: PausableMachine<'a>,
+    pub(super) machine: SlowableMachine<'a>,
     pub(super) heartbeat: &'a Heartbeat,
     pub(super) output_marks: &'a Mutex<OutputMarks>,
     pub(super) shipper: Option<&'a InputShipper<'a>>,
 }
 
 impl Machine for SeedingMachine<'_> {
+    fn slow_down(&mut self, predicted: Duration) -> bool {
+        self.machine.slow_down(predicted)
+    }
+
     fn about_to_pause(&mut self) {
         self.machine.about_to_pause();
     }
@@ -63,7 +67,8 @@ impl<'a> SlowableMachine<'a> {
 
 impl Machine for SlowableMachine<'_> {
     fn slow_down(&mut self, _predicted: Duration) -> bool {
-        let percent = SHARES[self.shares.min(SHARES.len() - 1)];
+        // The smallest share lasts until the next pause.
+        let Some(percent) = SHARES.get(self.shares).copied() else { return false };
         self.shares += 1;
         let share = CpuShare::percent(percent).unwrap_or(CpuShare::MIN);
         tracing::info!(percent, "virtual CPUs run for a part of the time, so that the standby can catch up");

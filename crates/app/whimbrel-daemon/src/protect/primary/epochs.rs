@@ -20,7 +20,7 @@ use std::{
     time::{Duration, Instant},
 };
 use whimbrel_api::ProtectState;
-use whimbrel_capture::{CaptureSource, CheckpointPolicy, Consumer};
+use whimbrel_capture::{CaptureSource, Consumer};
 use whimbrel_core::{error_chain, lock};
 use whimbrel_migrate::{link::Link, source::BoxError};
 use whimbrel_net::{Epoch, Port};
@@ -30,13 +30,11 @@ use whimbrel_protect::{
     epoch_length::EpochLength,
     primary::{EpochSender as Sending, was_cancelled},
     protocol::ProtectionId,
+    seeding_policy::SeedingPolicy,
     stats::EpochStats,
 };
 use whimbrel_qemu::{Console, MachineEvent};
 use whimbrel_vm::{CaptureBreaks, NetworkPort, PausableMachine, RunningMachine};
-
-/// Rounds of seeding: until an epoch's worth of pages is left, or until more rounds do not help.
-const SEEDING_POLICY: CheckpointPolicy = CheckpointPolicy { pages_left_max: 1024, rounds_max: 8 };
 
 /// Interval at which events are polled during long epochs.
 const POLL_INTERVAL: Duration = Duration::from_millis(25);
@@ -265,7 +263,7 @@ impl Epochs<'_, '_> {
         self.shipper.iter().for_each(|shipping| shipping.stop_release());
         let shipping = self.shipper;
         let mut machine = SeedingMachine {
-            machine,
+            machine: SlowableMachine::new(machine),
             heartbeat: self.heartbeat,
             output_marks: &self.output_marks,
             shipper: shipping,
@@ -277,7 +275,7 @@ impl Epochs<'_, '_> {
             ports.iter().map(NetworkPort::addresses).collect()
         };
         let guard = self.handle;
-        let captured = self.sender.seed(&mut subject, &SEEDING_POLICY, &addresses, &mut |progress| {
+        let captured = self.sender.seed(&mut subject, &SeedingPolicy, &addresses, &mut |progress| {
             let _ = told.send(ProtectionEvent::Progress(progress));
             if guard.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });

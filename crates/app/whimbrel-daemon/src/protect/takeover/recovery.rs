@@ -30,6 +30,7 @@ use std::{
     time::Duration,
 };
 use whimbrel_api::{ProtectRequest, ProtectState};
+use whimbrel_core::WitnessAddress;
 use whimbrel_protect::{
     lease,
     protocol::{ProtectionId, StandbyOutcome},
@@ -54,8 +55,9 @@ impl Daemon {
                 notes.iter().for_each(|note| self.protections.remove_record(note.id));
                 return false;
             }
+            // The machine does not run here, but its standby must hear of the end before it may again.
             _ => {
-                notes.iter().for_each(|note| self.protections.remove_record(note.id));
+                notes.iter().for_each(|note| self.protections.notify_later(note.id));
                 return false;
             }
         }
@@ -163,21 +165,24 @@ impl Daemon {
                 }
             };
             match ControlLink::new(self, &standby).end(id, keep, Duration::from_secs(2)) {
-                Some(StandbyOutcome::Ended) => {
-                    lock(&self.protections.to_notify).remove(&id);
-                    self.protections.remove_record(id);
-                    // The term does not matter, for nothing is taken over any more.
-                    let forget = |witness| WitnessClient::new(self, witness, id, Duration::MAX).forget();
-                    witness.iter().for_each(forget);
-                }
+                Some(StandbyOutcome::Ended) => self.protection_has_ended(id, witness.as_ref()),
                 Some(StandbyOutcome::TakenOver) => {
-                    tracing::error!(machine = %name, host = %standby, "a person switched the machine over although it ran here; stopping it here");
+                    tracing::error!(machine = %name, host = %standby, "a person switched the machine over although it was here; if it runs here it is stopped");
                     lock(&self.protections.to_notify).remove(&id);
                     self.stop_taken_over(&name, id);
                 }
                 _ => {}
             }
         }
+    }
+
+    /// Forgets a protection of which the standby has said that it has ended.
+    pub(super) fn protection_has_ended(self: &Arc<Self>, id: ProtectionId, witness: Option<&WitnessAddress>) {
+        lock(&self.protections.to_notify).remove(&id);
+        self.protections.remove_record(id);
+        // The term does not matter, for nothing is taken over any more.
+        let forget = |witness| WitnessClient::new(self, witness, id, Duration::MAX).forget();
+        witness.iter().for_each(|witness| forget(witness));
     }
 
     /// Without a witness a person decides. The machine belongs to the other host, whatever it did here

@@ -125,6 +125,10 @@ pub(crate) struct Faults {
     pub(crate) refuse_dials: AtomicU64,
     /// Answers are spoiled from this request on.
     pub(crate) spoil_from: AtomicU64,
+    /// Nothing arrives for this request and those after it.
+    pub(crate) quiet_from: AtomicU64,
+    /// Requests that were waited for although nothing arrives.
+    pub(crate) waited: AtomicU64,
     pub(crate) requests: AtomicU64,
     pub(crate) bytes: AtomicU64,
     pub(crate) largest: AtomicU64,
@@ -139,6 +143,8 @@ impl Default for Faults {
             next_cut: Mutex::new(Box::new(|| u64::MAX)),
             refuse_dials: AtomicU64::new(0),
             spoil_from: AtomicU64::new(u64::MAX),
+            quiet_from: AtomicU64::new(u64::MAX),
+            waited: AtomicU64::new(0),
             requests: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             largest: AtomicU64::new(0),
@@ -293,8 +299,22 @@ struct FakeAnswer {
     number: u64,
 }
 
+impl FakeAnswer {
+    fn is_quiet(&self) -> bool {
+        self.number >= self.faults.quiet_from.load(Ordering::Acquire)
+    }
+}
+
 impl Answer for FakeAnswer {
+    fn wait_ready(&mut self, _: Duration) -> bool {
+        !self.is_quiet()
+    }
+
     fn wait(self: Box<Self>) -> Result<Reply, LinkError> {
+        if self.is_quiet() {
+            self.faults.waited.fetch_add(1, Ordering::AcqRel);
+            return Err(LinkError::lost("nothing arrived for a long time"));
+        }
         // All that was under way when the link was cut is lost with it.
         if self.cut.load(Ordering::Acquire) {
             return Err(LinkError::lost("cut"));

@@ -1,5 +1,11 @@
 //! The set `kept`: whether machines and capsules outlast every fault.
 
+mod freeze;
+mod replace;
+mod soak;
+mod stall;
+mod stops;
+
 use super::{Context, Experiment, campaign};
 use crate::harness::{Goal, Row, Samples};
 use anyhow::{Context as _, Result};
@@ -22,6 +28,31 @@ pub(super) const EXPERIMENTS: &[Experiment] = &[
         rows: &["takeovers.lost"],
         about: "a protected machine under every kind of failure",
         run: campaign::takeovers,
+    },
+    Experiment {
+        rows: &["capsules.lost"],
+        about: "capsules are pushed, pulled and resumed lazily while hosts are disturbed and collect garbage",
+        run: campaign::capsules,
+    },
+    Experiment {
+        rows: &["replace.gap"],
+        about: "the process of a machine is replaced under a guest that writes",
+        run: replace::run,
+    },
+    Experiment {
+        rows: &["freeze.max"],
+        about: "how long a protected guest stands still that writes more than its link carries",
+        run: freeze::run,
+    },
+    Experiment {
+        rows: &["stall.other"],
+        about: "how long a guest waits for a page while one of three holders is dark",
+        run: stall::run,
+    },
+    Experiment {
+        rows: &["soak"],
+        about: "memory and open files after very many checkpoints, moves and seconds of protection",
+        run: soak::run,
     },
     Experiment { rows: &["mutants"], about: "losses put back on purpose, and found", run: mutants },
 ];

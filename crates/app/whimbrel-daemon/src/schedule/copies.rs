@@ -1,0 +1,126 @@
+//! Copies that a schedule has pushed to another host, and the tags that they have there.
+//!
+//! The other host removes nothing on request. So a copy that the rule does not retain gives its tag to the
+//! next one: the tag moves when that is whole there, and the old copy goes at the next collection. A tag has
+//! a number, so there are no more tags than the rule ever retained at once, and one.
+
+use super::plan;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use whimbrel_api::Retention;
+use whimbrel_core::{CapsuleId, Digest, HostName, RefName};
+
+/// Prefix of the tags of copies, at the host that has them.
+const PREFIX: &str = "pushed.";
+
+/// A copy at the other host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct PushedCopy {
+    /// Time of the run that made it, or found it there.
+    pub(super) time_ms: u64,
+    pub(super) capsule: CapsuleId,
+}
+
+/// The copies of a schedule, by the numbers of their tags.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(super) struct Copies(BTreeMap<u32, PushedCopy>);
+
+impl Copies {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The number for the tag of a capsule that is copied now: that of an earlier copy of it, or else of the
+    /// oldest copy that the rule will not retain, or else a new one.
+    pub(super) fn number_for(&self, capsule: CapsuleId, now_ms: u64, rule: &Retention) -> u32 {
+        let same = self.0.iter().find(|(_, copy)| copy.capsule == capsule);
+        let times: Vec<u64> = self.0.values().map(|copy| copy.time_ms).chain([now_ms]).collect();
+        let retained = plan::retained(&times, rule);
+        let free = self.0.iter().filter(|(_, copy)| !retained.contains(&copy.time_ms));
+        let found = same.or_else(|| free.min_by_key(|(_, copy)| copy.time_ms)).map(|(number, _)| *number);
+        found.unwrap_or_else(|| (0..).find(|number| !self.0.contains_key(number)).unwrap_or_default())
+    }
+
+    /// Notes that a capsule has the tag of this number.
+    pub(super) fn put(&mut self, number: u32, copy: PushedCopy) {
+        self.0.insert(number, copy);
+    }
+
+    /// Numbers of the copies that the rule retains, and of the others, oldest first.
+    pub(super) fn judge(&self, rule: &Retention) -> (Vec<u32>, Vec<u32>) {
+        let retained = plan::retained(&self.0.values().map(|copy| copy.time_ms).collect::<Vec<_>>(), rule);
+        let mut all: Vec<(u64, u32)> = self.0.iter().map(|(number, copy)| (copy.time_ms, *number)).collect();
+        all.sort_unstable();
+        let (stay, go): (Vec<_>, Vec<_>) = all.into_iter().partition(|(time, _)| retained.contains(time));
+        let numbers = |list: Vec<(u64, u32)>| list.into_iter().map(|(_, number)| number).collect();
+        (numbers(stay), numbers(go))
+    }
+}
+
+/// The tag of a number. Host and creation are in it by digest, so that no schedule moves the tags of another
+/// one, or of an earlier one of its name.
+pub(super) fn tag(host: &HostName, schedule: &str, created_ms: u64, number: u32) -> RefName {
+    let whose = Digest::of(format!("{host}/{created_ms}").as_bytes()).short();
+    let text = format!("{PREFIX}{schedule}.{}.{number}", &whose[..8]);
+    text.parse().expect("a prefix, a short name and digits are a valid ref")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DAY_MS: u64 = 86_400_000;
+    const START: u64 = 1_795_564_800_000;
+
+    fn capsule(number: u64) -> CapsuleId {
+        CapsuleId(Digest::of(&number.to_le_bytes()))
+    }
+
+    #[test]
+    fn daily_copies_take_no_more_tags_than_their_rule_retains_and_never_that_of_a_retained_one() {
+        let rule = Retention { last: 2, daily: 3, weekly: 2, monthly: 3, ..Retention::default() };
+        let mut copies = Copies::default();
+        for day in 0..400 {
+            let now = START + day * DAY_MS;
+            let number = copies.number_for(capsule(day), now, &rule);
+            let (retained, _) = copies.judge(&rule);
+            let before = copies.clone();
+            copies.put(number, PushedCopy { time_ms: now, capsule: capsule(day) });
+            let after: Vec<u64> = before.0.values().map(|copy| copy.time_ms).chain([now]).collect();
+            for kept in retained.iter().filter(|kept| before.0.contains_key(kept)) {
+                let still = plan::retained(&after, &rule).contains(&before.0[kept].time_ms);
+                assert!(
+                    !still || copies.0[kept] == before.0[kept],
+                    "day {day} moves the tag of a retained copy"
+                );
+            }
+        }
+        assert!(copies.0.len() <= 11, "{copies:?}");
+        let newest = copies.0.values().map(|copy| copy.time_ms).max();
+        assert_eq!(newest, Some(START + 399 * DAY_MS));
+    }
+
+    #[test]
+    fn a_capsule_that_is_pushed_again_has_one_tag_and_drives_out_no_older_one() {
+        let rule = Retention { last: 2, ..Retention::default() };
+        let mut copies = Copies::default();
+        for (run, of) in [1, 2, 2, 2].into_iter().enumerate() {
+            let now = START + run as u64 * DAY_MS;
+            let number = copies.number_for(capsule(of), now, &rule);
+            copies.put(number, PushedCopy { time_ms: now, capsule: capsule(of) });
+        }
+        let all: Vec<CapsuleId> = copies.0.values().map(|copy| copy.capsule).collect();
+        assert_eq!(all, [capsule(1), capsule(2)]);
+    }
+
+    #[test]
+    fn no_schedule_has_the_tags_of_another() {
+        let (alpha, beta) = ("alpha".parse().unwrap(), "b".repeat(63).parse().unwrap());
+        let (long, other) = ("a".repeat(30), START + 1);
+        let of_alpha = tag(&alpha, &long, START, u32::MAX);
+        assert!(
+            of_alpha != tag(&beta, &long, START, u32::MAX) && of_alpha != tag(&alpha, &long, other, u32::MAX)
+        );
+    }
+}
