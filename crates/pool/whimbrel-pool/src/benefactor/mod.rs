@@ -27,3 +27,4 @@ pub use scrub::{Scrub, ScrubOptions};
 pub(crate) use segment::check_frame;
 pub use segment::{FrameFault, open_frame};
 pub use service::BenefactorService;
+pub(crate) use segment::{check_frame, open_shared};

@@ -23,6 +23,8 @@ const COPY_BYTES: usize = 4 << 20;
 
 /// Bytes of frames in one answer, unless a single frame is longer.
 const ANSWER_BYTES: usize = 4 << 20;
+/// Bytes of frames that a reader mostly asks for at once, and of what goes beyond by a chunk.
+const USUAL_ANSWER: usize = (1 << 20) + (64 << 10);
 
 /// The service of a chunk store.
 #[derive(Debug, Clone)]
@@ -96,18 +98,19 @@ impl BenefactorService {
         let digests = digests.ok_or_else(|| invalid("a truncated list, or too many chunks"))?;
         let store = self.store.clone();
         let read = move || -> Result<(Vec<u32>, Vec<u8>), Refusal> {
-            let (mut lengths, mut frames) = (Vec::new(), Vec::new());
+            let (mut lengths, mut frames) = (Vec::new(), Vec::with_capacity(USUAL_ANSWER));
             for digest in &digests {
-                let frame = match store.get(digest) {
+                let before = frames.len();
+                match store.get_into(digest, &mut frames) {
                     Err(error) if lengths.is_empty() => return Err(error.into()),
                     Err(_) => break,
-                    Ok(frame) => frame,
-                };
-                if !lengths.is_empty() && frames.len() + frame.len() > ANSWER_BYTES {
+                    Ok(()) => {}
+                }
+                if !lengths.is_empty() && frames.len() > ANSWER_BYTES {
+                    frames.truncate(before);
                     break;
                 }
-                lengths.push(frame.len() as u32);
-                frames.extend_from_slice(&frame);
+                lengths.push((frames.len() - before) as u32);
             }
             Ok((lengths, frames))
         };

@@ -19,7 +19,7 @@ use crate::{
         get_numbers, put_digests, put_written,
     },
 };
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use std::{
     collections::{BTreeMap, HashMap},
     sync::{
@@ -42,8 +42,6 @@ const SMALL_GRANT: u64 = 1 << 20;
 const LEAST_BUFFER: usize = 4 << 20;
 /// zstd level of chunks: a fifth of the processor time of sending them.
 pub(super) const LEVEL: i32 = 1;
-/// zstd level of chunks whose samples do not shrink: takes almost no time and stores the bytes as they are.
-const NO_LEVEL: i32 = -1000;
 const SAMPLE: usize = 8 << 10;
 /// Chunks of one copy order, which must be answered before the timeout.
 const COPY_ORDER_CHUNKS: usize = 256;
@@ -475,18 +473,21 @@ impl Pool {
 }
 
 fn encode(new: Batch) -> Result<(Vec<WrittenChunk>, Bytes)> {
-    let (mut encoder, mut idle) = (Encoder::new(LEVEL), Encoder::new(NO_LEVEL));
-    let mut payload = BytesMut::with_capacity(new.iter().map(|chunk| chunk.bytes.len() + 64).sum());
+    let mut encoder = Encoder::new(LEVEL);
+    let mut payload = Vec::with_capacity(new.iter().map(|chunk| chunk.bytes.len() + 64).sum());
     let mut written = Vec::with_capacity(new.len());
     for NewChunk { digest, length, bytes } in new {
-        let encoder = if shrinks(&mut encoder, &bytes) { &mut encoder } else { &mut idle };
-        let frame = encoder.encode(Kind::Blob, &bytes, &[bytes.len()]);
-        let frame = frame.map_err(|_| PoolError::Answer { what: "chunk" })?;
-        let stored = frame.len() as u32;
+        let before = payload.len();
+        if shrinks(&mut encoder, &bytes) {
+            let frame = encoder.encode(Kind::Blob, &bytes, &[bytes.len()]).map_err(invalid)?;
+            payload.extend_from_slice(&frame);
+        } else {
+            Encoder::store(Kind::Blob, &bytes, &[bytes.len()], &mut payload).map_err(invalid)?;
+        }
+        let stored = (payload.len() - before) as u32;
         written.push(WrittenChunk { digest, length, stored, places: Vec::new() });
-        payload.extend_from_slice(&frame);
     }
-    Ok((written, payload.freeze()))
+    Ok((written, payload.into()))
 }
 
 /// Whether compression pays, by samples from start, middle and end; always for a short chunk.
