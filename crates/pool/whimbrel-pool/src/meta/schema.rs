@@ -40,6 +40,8 @@ pub(super) const LATER: &[&str] = &[
     "CREATE TABLE step_group (node BIGINT NOT NULL PRIMARY KEY, files BIGINT NOT NULL, job TEXT NOT NULL,
         started BIGINT NOT NULL, committed BIGINT NOT NULL)",
     "CREATE INDEX chunk_coded ON chunk (freed) WHERE coded > 0 AND refs = 0",
+    "CREATE INDEX node_coding ON node (id) WHERE coding IS NOT NULL",
+    "CREATE INDEX version_uncoded ON version (id) WHERE coded = 0",
 ];
 
 const TABLES: &[&str] = &[
