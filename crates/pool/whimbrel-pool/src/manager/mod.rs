@@ -12,6 +12,7 @@ mod erasure;
 mod groups;
 mod leadership;
 mod maintenance;
+mod locations;
 mod membership;
 mod pins;
 mod placement;

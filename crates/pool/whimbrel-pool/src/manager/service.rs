@@ -99,10 +99,6 @@ pub(super) fn payload<T: Serialize>(value: &T) -> Result<Bytes, Refusal> {
     postcard::to_stdvec(value).map(Bytes::from).map_err(|_| internal("the answer cannot be encoded"))
 }
 
-fn address_of(member: &BenefactorRow) -> BenefactorAddress {
-    BenefactorAddress { id: member.id, address: member.address.clone(), key: member.key }
-}
-
 impl ManagerService {
     /// Current time in milliseconds, for the database.
     pub(super) fn now(&self) -> i64 {
@@ -204,7 +200,7 @@ impl ManagerService {
             }
             let share = (bytes + asked.unused.min(GRANT)).div_ceil(chosen.len() as u64);
             shares = chosen.iter().map(|member| (member.id, share)).collect();
-            stripe = chosen.into_iter().map(address_of).collect();
+            stripe = chosen.into_iter().map(BenefactorAddress::from).collect();
         }
         let session = match asked.session {
             0 => meta.start_session(&shares, now).await?,
@@ -259,27 +255,6 @@ impl ManagerService {
         let begin = usize::try_from(offset).unwrap_or(usize::MAX).min(map.len());
         let end = map.len().min(begin.saturating_add(MAP_PIECE));
         Reply::of::<ReadMap>(&(map.len() as u64), map.slice(begin..end))
-    }
-
-    async fn locate(&self, identity: &PeerIdentity, request: Request) -> Answer {
-        let chunks = get_numbers(&request.payload).ok_or_else(|| invalid("a truncated list"))?;
-        let located = self.shared.meta.locate(&chunks).await?;
-        let members = self.shared.meta.members().await?;
-        let named: Vec<BenefactorAddress> =
-            members.iter().filter(|member| !member.lost).map(address_of).collect();
-        self.request_admission(identity, named.iter().map(|place| place.key).collect()).await;
-        Reply::of::<Locate>(&named, put_located(&located))
-    }
-
-    async fn locate_pieces(&self, identity: &PeerIdentity, request: Request) -> Answer {
-        let chunks = get_numbers(&request.payload).filter(|chunks| chunks.len() <= MAX_BATCH);
-        let chunks = chunks.ok_or_else(|| invalid("a truncated list, or too many chunks"))?;
-        let located = self.shared.meta.coded_chunks(&chunks).await?;
-        let members = self.shared.meta.members().await?;
-        let named: Vec<BenefactorAddress> =
-            members.iter().filter(|member| !member.lost).map(address_of).collect();
-        self.request_admission(identity, named.iter().map(|place| place.key).collect()).await;
-        Reply::of::<LocatePieces>(&named, payload(&located)?)
     }
 
     /// State of the pool.
