@@ -1,4 +1,4 @@
-//! The service that answers a benefactor's calls: put, get, flush and copy.
+//! The service that answers a benefactor's calls: put, get and flush, and copy for its managers.
 //!
 //! A chunk's digest is checked before it is stored, so a client cannot store content under a wrong digest.
 //! Its checksum is checked when it is read. Disk work runs on threads that may block.
@@ -126,7 +126,20 @@ impl BenefactorService {
         Reply::of::<FlushChunks>(&(), put_bits(&missing))
     }
 
-    async fn copy(&self, request: Request) -> Answer {
+    /// Copies chunks to another benefactor: for a manager only, which says where they may go.
+    pub(super) async fn copy(&self, request: Request) -> Answer {
+        let begun = Instant::now();
+        let answer = self.copy_to(request).await;
+        self.observe(CopyChunks::KIND, &answer, begun);
+        answer
+    }
+
+    fn observe(&self, kind: u16, answer: &Answer, begun: Instant) {
+        let outcome = if answer.is_ok() { "done" } else { "refused" };
+        self.calls.observe(call_name(kind), outcome, begun.elapsed());
+    }
+
+    async fn copy_to(&self, request: Request) -> Answer {
         let to = request.decode::<CopyChunks>()?;
         let digests = get_digests(&request.payload).ok_or_else(|| invalid("a truncated list"))?;
         let mut failed = vec![true; digests.len()];
@@ -181,20 +194,22 @@ fn split(named: Vec<(Digest, u32)>, mut payload: Bytes) -> Result<Vec<(Digest, B
 impl Service for BenefactorService {
     fn handle<'a>(&'a self, _peer: &'a Peer, request: Request) -> BoxFuture<'a, Answer> {
         Box::pin(async move {
-            let (begun, call) = (Instant::now(), call_name(request.kind));
+            let (begun, kind) = (Instant::now(), request.kind);
             let answer = match request.kind {
                 PutChunks::KIND => self.put(request).await,
                 GetChunk::KIND => self.get(request).await,
                 GetChunks::KIND => self.get_many(request).await,
                 FlushChunks::KIND => self.flush(request).await,
-                CopyChunks::KIND => self.copy(request).await,
+                CopyChunks::KIND => {
+                    Err(Refusal::new(Code::FORBIDDEN, "a benefactor copies chunks for its managers only"))
+                }
                 ListBackups::KIND | ReadBackup::KIND => match &self.backups {
                     Some(backups) => answer_about_backups(backups.folder(), request).await,
                     None => Err(Refusal::unknown_kind(request.kind)),
                 },
                 other => Err(Refusal::unknown_kind(other)),
             };
-            self.calls.observe(call, if answer.is_ok() { "done" } else { "refused" }, begun.elapsed());
+            self.observe(kind, &answer, begun);
             answer
         })
     }

@@ -326,6 +326,7 @@ impl ManagerService {
             FindChunks::KIND => self.find_chunks(request).await,
             FindReusable::KIND => self.find_reusable(request).await,
             RegisterChunks::KIND => self.register_chunks(request).await,
+            OrderCopies::KIND => self.order_copies(request).await,
             CommitFile::KIND => self.commit(request).await,
             List::KIND => self.list(request).await,
             ReadMap::KIND => self.map(request).await,

@@ -34,6 +34,7 @@ pub fn call_name(kind: u16) -> &'static str {
         AbandonGroup::KIND => "abandon-group",
         ListGroups::KIND => "list-groups",
         EndJob::KIND => "end-job",
+        OrderCopies::KIND => "order-copies",
         PutChunks::KIND => "put-chunks",
         GetChunk::KIND => "get-chunk",
         GetChunks::KIND => "get-chunks",

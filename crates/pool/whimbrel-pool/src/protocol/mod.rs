@@ -536,6 +536,10 @@ call!(/// Lists the groups in a folder, those that were begun first come first. 
 call!(/// Removes all groups of a job; answer: how many went, and how many stay because of pins.
     EndJob = 0x34, String => (u64, u64));
 
+call!(/// Client to manager: has chunks of a session copied from one benefactor to another. Header: session, source,
+    /// target. Payload: digests, at most [`MAX_BATCH`]; answer: a bit for each failure.
+    OrderCopies = 0x35, (u64, BenefactorId, BenefactorId) => ());
+
 call!(/// Client to benefactor: stores chunks. Header: digest and frame length of each; payload: frames.
     PutChunks = 0x40, Vec<(Digest, u32)> => ());
 call!(/// Reads the frame of a chunk.

@@ -9,6 +9,7 @@ mod groups;
 mod members;
 mod messages;
 mod mount;
+mod orders;
 mod places;
 mod pool;
 mod posix;
