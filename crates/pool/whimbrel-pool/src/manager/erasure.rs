@@ -259,10 +259,12 @@ impl ManagerService {
     ) -> Result<(Vec<ChunkId>, u64), MetaError> {
         let pieces = self.shared.meta.lost_pieces(lost).await?;
         let (domains, now) = (self.domains(members), self.now());
-        let plans: Vec<Rebuild> = pieces
-            .into_iter()
-            .filter_map(|piece| placement::rebuild(piece, members, &domains, now))
-            .collect();
+        let mut plans: Vec<Rebuild> = Vec::new();
+        for piece in pieces {
+            let same = plans.iter().filter(|plan| plan.lost.of.chunk == piece.of.chunk);
+            let taken: Vec<BenefactorId> = same.map(|plan| plan.target).collect();
+            plans.extend(placement::rebuild(piece, &taken, members, &domains, now));
+        }
         let planned: Vec<ChunkId> = plans.iter().map(|plan| plan.lost.piece).collect();
         let mut orders = tokio::task::JoinSet::new();
         for plan in plans {
