@@ -19,6 +19,7 @@ mod pins;
 mod placement;
 mod policies;
 mod process;
+mod quotas;
 mod restore;
 mod roles;
 mod scrubs;

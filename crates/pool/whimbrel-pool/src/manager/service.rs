@@ -1,12 +1,19 @@
 //! The service that answers the manager's calls in short functions; the work is in `meta` and `placement`.
 
 use super::{
-    admission::Admissions, backups::Backups, clock::Clock, erasure::CodingRounds, internal, invalid,
-    placement, policies::PolicyRounds, roles::PoolRoles, spread::SpreadScan,
+    admission::Admissions,
+    backups::Backups,
+    clock::Clock,
+    erasure::CodingRounds,
+    internal, invalid, placement,
+    policies::PolicyRounds,
+    quotas::{self, QuotaSums},
+    roles::PoolRoles,
+    spread::SpreadScan,
 };
 use crate::{
     chunk_map,
-    meta::{BenefactorRow, Meta, PoolTotals, Quarantine},
+    meta::{BenefactorRow, Meta, PendingCommit, PoolTotals, Quarantine},
     protocol::*,
 };
 use bytes::Bytes;
@@ -75,6 +82,7 @@ pub(super) struct Shared {
     pub(super) spread: tokio::sync::Mutex<SpreadScan>,
     pub(super) policy_rounds: Mutex<PolicyRounds>,
     pub(super) coding_rounds: Mutex<CodingRounds>,
+    pub(super) quotas: tokio::sync::Mutex<QuotaSums>,
     /// Whether this manager does the chores.
     pub(super) leads: AtomicBool,
     /// Last reports of scrubs, by the keys of benefactors.
@@ -234,12 +242,16 @@ impl ManagerService {
         Reply::of::<FindReusable>(&(), put_bits(&standing))
     }
 
-    async fn commit(&self, request: Request) -> Answer {
+    async fn commit(&self, identity: &PeerIdentity, request: Request) -> Answer {
         let commit = request.decode::<CommitFile>()?;
         let (pieces, seal) =
             chunk_map::decode_sealed(&request.payload).map_err(|error| invalid(&error.to_string()))?;
-        let node = self.shared.meta.commit(&commit, pieces, seal, self.now()).await?;
-        Reply::of::<CommitFile>(&node, Bytes::new())
+        let writer = quotas::key_of(identity);
+        let hold = self.hold_quota(writer, &commit).await?;
+        let (seal, now) = (seal.to_vec(), self.now());
+        let done = self.shared.meta.commit_pending(PendingCommit { commit, pieces, seal, writer, now }).await;
+        self.end_quota_hold(hold, done.is_ok()).await;
+        Reply::of::<CommitFile>(&done?, Bytes::new())
     }
 
     async fn list(&self, request: Request) -> Answer {
@@ -327,7 +339,7 @@ impl ManagerService {
             FindReusable::KIND => self.find_reusable(request).await,
             RegisterChunks::KIND => self.register_chunks(request).await,
             OrderCopies::KIND => self.order_copies(request).await,
-            CommitFile::KIND => self.commit(request).await,
+            CommitFile::KIND => self.commit(identity, request).await,
             List::KIND => self.list(request).await,
             ReadMap::KIND => self.map(request).await,
             Locate::KIND => self.locate(identity, request).await,
@@ -367,6 +379,8 @@ impl ManagerService {
                 Reply::of::<SetCoding>(&(), Bytes::new())
             }
             LocatePieces::KIND => self.locate_pieces(identity, request).await,
+            SetQuota::KIND => self.set_quota(request).await,
+            ListQuotas::KIND => self.list_quotas().await,
             BeginGroup::KIND | CommitGroup::KIND | AbandonGroup::KIND | ListGroups::KIND | EndJob::KIND => {
                 self.group_call(request).await
             }
@@ -390,7 +404,10 @@ impl ManagerService {
             }
             Rename::KIND => {
                 let (from, name, to, new_name, replace) = request.decode::<Rename>()?;
-                meta.rename((from, &name), (to, &new_name), replace, now).await?;
+                let hold = self.check_quota_of_move((from, &name), to).await?;
+                let done = meta.rename((from, &name), (to, &new_name), replace, now).await;
+                self.end_quota_hold(hold, done.is_ok()).await;
+                done?;
                 Reply::of::<Rename>(&(), Bytes::new())
             }
             Change::KIND => reply!(request, Change, (node, change) => meta.change(node, &change, now)),

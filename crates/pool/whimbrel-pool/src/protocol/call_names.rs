@@ -35,6 +35,8 @@ pub fn call_name(kind: u16) -> &'static str {
         ListGroups::KIND => "list-groups",
         EndJob::KIND => "end-job",
         OrderCopies::KIND => "order-copies",
+        SetQuota::KIND => "set-quota",
+        ListQuotas::KIND => "list-quotas",
         PutChunks::KIND => "put-chunks",
         GetChunk::KIND => "get-chunk",
         GetChunks::KIND => "get-chunks",

@@ -14,6 +14,7 @@ mod places;
 mod pool;
 mod posix;
 mod postgres;
+mod quotas;
 mod reads;
 mod scrub;
 mod seals;
