@@ -52,7 +52,7 @@ pub(super) struct QuotaHold {
 }
 
 impl QuotaHold {
-    /// Holds nothing.
+    /// A hold of no bytes, for a pool without quotas that apply.
     fn none() -> Self {
         Self { keys: Vec::new(), bytes: 0, begun: Instant::now() }
     }
