@@ -82,7 +82,8 @@ async fn no_piece_may_be_deleted_between_its_making_and_its_counting() {
         let status = BenefactorStatus { name, address, pool, capacity, used, free, chunks, draining, owed };
         meta.register(&key, &status, now).await.unwrap();
         let cutter = Cutter { manager: service.clone(), given_up: given_up.clone() };
-        service.shared.connections().insert(key, connection(cutter).await);
+        let cutter = connection(cutter).await;
+        service.shared.connections().insert(key, cutter);
     }
     let session = meta.start_session(&[], now).await.unwrap();
     let (digest, length) = (Digest::of(b"chunk"), 100_000);
