@@ -352,6 +352,14 @@ const POOL: Section = Section {
         ("restart", "From the start of a manager that was killed until it has answered a client."),
         ("erasure", "Old chunks cut into pieces, and put together again with pieces lost, by one core."),
         (
+            "manager.away",
+            "The longest time between two files of a program that writes one after the other to a mount, while the manager in use is killed.",
+        ),
+        (
+            "scrub",
+            "Chunks on the disk read and checked: a tenth of what one second of processor time does, and the rate of the disk.",
+        ),
+        (
             "scale.files",
             "A manager of many files: its memory, opens of files not yet looked at, lists of chunks judged.",
         ),

@@ -13,6 +13,7 @@ mod erasure;
 mod faults;
 mod figures;
 mod link;
+mod manager_away;
 mod members;
 mod model;
 mod moosefs;
@@ -21,6 +22,7 @@ mod postgres;
 mod processes;
 mod s3;
 mod scale;
+mod scrub;
 mod sftp;
 mod simulation;
 mod tables;
@@ -66,6 +68,12 @@ pub(crate) const EXPERIMENTS: &[Experiment] = &[
         about: "a killed manager of ten million chunks, until it serves again",
         run: commits::restart,
     },
+    Experiment {
+        rows: &["manager.away"],
+        about: "kill the manager that a writer uses, one of three",
+        run: manager_away::run,
+    },
+    Experiment { rows: &["scrub"], about: "check all chunks of a benefactor", run: scrub::run },
     Experiment {
         rows: &["scale.files"],
         about: "a manager of 100,000 files and ten million chunks",

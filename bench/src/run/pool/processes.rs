@@ -21,7 +21,7 @@ use whimbrel_pool::{
     protocol::PoolStatus,
 };
 use whimbrel_testkit::lab::{Namespace, Process};
-use whimbrel_wire::Identity;
+use whimbrel_wire::{Identity, PublicKey};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -66,12 +66,58 @@ pub(super) struct Before<'a> {
     pub(super) keep_here: u64,
 }
 
+/// Where managers run, and the database that they share.
+struct Managers {
+    places: Vec<Place>,
+    /// A URL; none for a file, which one manager has.
+    database: Option<String>,
+}
+
+impl Managers {
+    fn one(place: Place) -> Self {
+        Self { places: vec![place], database: None }
+    }
+
+    /// Starts them, each with a folder and a key of its own, and has the client admitted by each.
+    fn start(self, dir: &Path, client: PublicKey) -> Result<Vec<Manager>> {
+        let mut all = Vec::new();
+        for (number, place) in self.places.into_iter().enumerate() {
+            let data = dir.join(if number == 0 { "manager".to_owned() } else { format!("manager{number}") });
+            let args = [
+                "pool",
+                "manager",
+                "--data",
+                &text(&data),
+                "--listen",
+                &place.address,
+                "--lost-after",
+                "30s",
+            ];
+            let mut args = args.map(str::to_owned).to_vec();
+            args.extend(self.database.iter().flat_map(|url| ["--database".to_owned(), url.clone()]));
+            let mut member = Member { place, args, env: &[], process: None };
+            Identity::load_or_create(&data)?;
+            admit(&data, "client", client)?;
+            let address = member.start()?.parse()?;
+            all.push(Manager { member, data, address });
+        }
+        Ok(all)
+    }
+}
+
+/// A manager that runs, or was killed.
+struct Manager {
+    member: Member,
+    data: PathBuf,
+    address: ManagerAddress,
+}
+
 /// A pool of processes.
 pub(super) struct Processes {
     pub(super) dir: TempDir,
-    manager: Member,
+    /// The first is the one that members use while it runs.
+    managers: Vec<Manager>,
     benefactors: Vec<Member>,
-    address: ManagerAddress,
     runtime: Runtime,
     client: Place,
 }
@@ -82,6 +128,11 @@ fn free_addresses(count: usize) -> Result<Vec<String>> {
     let held: Vec<TcpListener> =
         (0..count).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<_, _>>()?;
     Ok(held.iter().map(|one| Ok(one.local_addr()?.to_string())).collect::<std::io::Result<_>>()?)
+}
+
+fn places_in(namespace: &Namespace, count: usize) -> Result<Vec<Place>> {
+    let place = |address| Place { namespace: namespace.clone(), address };
+    Ok(free_addresses(count)?.into_iter().map(place).collect())
 }
 
 fn text(path: &Path) -> String {
@@ -110,38 +161,43 @@ impl Processes {
         dir: TempDir,
         before: Option<&Before<'_>>,
     ) -> Result<Self> {
-        let places = free_addresses(benefactors + 1)?;
-        let mut places = places.into_iter().map(|address| Place { namespace: namespace.clone(), address });
-        let manager = places.next().context("no address")?;
-        Self::with(manager.clone(), places.collect(), manager, dir, before)
+        let mut places = places_in(namespace, benefactors + 1)?;
+        let manager = places.remove(0);
+        Self::with(Managers::one(manager.clone()), places, manager, dir, before)
+    }
+
+    /// Several managers on one database.
+    pub(super) fn with_managers(
+        namespace: &Namespace,
+        managers: usize,
+        benefactors: usize,
+        database: &str,
+        dir: TempDir,
+    ) -> Result<Self> {
+        let mut places = places_in(namespace, managers + benefactors)?;
+        let (members, client) = (places.split_off(managers), places[0].clone());
+        Self::with(Managers { places, database: Some(database.to_owned()) }, members, client, dir, None)
     }
 
     /// Manager, benefactors and clients where they are told to be; clients listen nowhere.
     pub(super) fn at(manager: Place, benefactors: Vec<Place>, client: Place, dir: TempDir) -> Result<Self> {
-        Self::with(manager, benefactors, client, dir, None)
+        Self::with(Managers::one(manager), benefactors, client, dir, None)
     }
 
     fn with(
-        manager: Place,
+        managers: Managers,
         benefactors: Vec<Place>,
         client: Place,
         dir: TempDir,
         before: Option<&Before<'_>>,
     ) -> Result<Self> {
-        let data = dir.path().join("manager");
-        let args =
-            ["pool", "manager", "--data", &text(&data), "--listen", &manager.address, "--lost-after", "30s"];
-        let args = args.map(str::to_owned).to_vec();
-        let mut manager = Member { place: manager, args, env: &[], process: None };
-        Identity::load_or_create(&data)?;
         let key = Identity::load_or_create(&dir.path().join("client"))?.public_key();
-        admit(&data, "client", key)?;
-        let address: ManagerAddress = manager.start()?.parse()?;
+        let managers = managers.start(dir.path(), key)?;
         // The threads of a runtime are where the thread was that made it.
         let runtime = client
             .namespace
             .run(|| tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build())?;
-        let mut pool = Self { dir, manager, benefactors: Vec::new(), address, runtime, client };
+        let mut pool = Self { dir, managers, benefactors: Vec::new(), runtime, client };
         let count = benefactors.len();
         benefactors.into_iter().try_for_each(|place| pool.add(place, before))?;
         pool.wait_online(count)?;
@@ -152,12 +208,13 @@ impl Processes {
         let name = format!("b{}", self.benefactors.len());
         let data = self.dir.path().join(&name);
         let key = Identity::load_or_create(&data)?.public_key();
-        admit(&self.dir.path().join("manager"), &name, key)?;
-        let (data, manager) = (text(&data), self.address.to_string());
+        self.managers.iter().try_for_each(|manager| admit(&manager.data, &name, key))?;
+        let data = text(&data);
         let args =
             ["pool", "benefactor", "--name", &name, "--data", &data, "--capacity", "16G", "--keep-free", "0"];
-        let more = ["--listen", &place.address, "--manager", &manager, "--inventory-interval", "20s"];
+        let more = ["--listen", &place.address, "--inventory-interval", "20s"];
         let mut args: Vec<String> = args.into_iter().chain(more).map(str::to_owned).collect();
+        args.extend(self.addresses().flat_map(|manager| ["--manager".to_owned(), manager.to_string()]));
         let mut env: &[_] = &[];
         if let Some(before) = before {
             let keep = before.keep_here.to_string();
@@ -172,7 +229,11 @@ impl Processes {
 
     /// What clients call the manager.
     pub(super) fn address(&self) -> &ManagerAddress {
-        &self.address
+        &self.managers[0].address
+    }
+
+    fn addresses(&self) -> impl Iterator<Item = &ManagerAddress> {
+        self.managers.iter().map(|manager| &manager.address)
     }
 
     /// How many benefactors there are.
@@ -184,7 +245,7 @@ impl Processes {
     fn pool(&self) -> Result<Pool> {
         let identity = Arc::new(Identity::load_or_create(&self.dir.path().join("client"))?);
         let dialer = TlsDialer::new(identity, "client".parse()?, Confirms);
-        let options = PoolOptions::new(vec![self.address.clone()]);
+        let options = PoolOptions::new(self.addresses().cloned().collect());
         Ok(Pool::new(options, Arc::new(dialer), self.runtime.handle().clone()))
     }
 
@@ -213,14 +274,15 @@ impl Processes {
         Ok(())
     }
 
-    /// Kills the manager as `kill -9` does.
+    /// Kills the first manager as `kill -9` does.
     pub(super) fn kill_manager(&mut self) {
-        self.manager.process = None;
+        self.managers[0].member.process = None;
     }
 
     /// Starts it again, if it does not run.
     pub(super) fn start_manager(&mut self) -> Result<()> {
-        if self.manager.process.is_none() { self.manager.start().map(drop) } else { Ok(()) }
+        let manager = &mut self.managers[0].member;
+        if manager.process.is_none() { manager.start().map(drop) } else { Ok(()) }
     }
 
     /// Kills a benefactor as `kill -9` does.
@@ -236,7 +298,7 @@ impl Processes {
 
     /// Most memory the manager had so far, in MiB: `VmHWM` of proc_pid_status(5).
     pub(super) fn manager_memory(&self) -> Result<f64> {
-        let process = self.manager.process.as_ref().context("the manager does not run")?;
+        let process = self.managers[0].member.process.as_ref().context("the manager does not run")?;
         let status = std::fs::read_to_string(format!("/proc/{}/status", process.id()))?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("no VmHWM")?;
         let kib: f64 = line.split_ascii_whitespace().next().context("no number")?.parse()?;
@@ -252,7 +314,9 @@ impl Processes {
     pub(super) fn mount_with(&self, name: &str, more: &[&str]) -> Result<Mount> {
         let path = self.dir.path().join(name);
         std::fs::create_dir_all(&path)?;
-        let (target, keys) = (format!("pool:{}", self.address), text(&self.dir.path().join("client")));
+        let managers: Vec<String> = self.addresses().map(ToString::to_string).collect();
+        let target = format!("pool:{}", managers.join(","));
+        let keys = text(&self.dir.path().join("client"));
         let args = ["mount", &target, &text(&path), "--keys-dir", &keys];
         let args = args.iter().chain(more).map(|&word| word.to_owned()).collect();
         let mut member = Member { place: self.client.clone(), args, env: &[], process: None };

@@ -247,6 +247,11 @@ impl<'a> PackFrame<'a> {
             .map(|bytes| ShortDigest(*bytes))
     }
 
+    /// The raw bytes of all objects, if they are in the frame as they are.
+    pub fn stored(&self) -> Option<&'a [u8]> {
+        (self.head.codec == Codec::Stored).then(|| &self.bytes[HEAD + self.head.tables()..])
+    }
+
     /// Decompresses all objects; `base` is the concatenation of the bases, empty without any.
     pub fn decode(&self, base: &[u8]) -> Result<Vec<u8>, PackFrameError> {
         let mut raw = vec![0; self.head.raw];
@@ -316,6 +321,12 @@ impl Encoder {
         })
     }
 
+    /// Appends a frame of objects without bases to `out`, as they are: for what does not compress.
+    pub fn store(kind: Kind, raw: &[u8], lengths: &[usize], out: &mut Vec<u8>) -> Result<(), PackFrameError> {
+        append(new_head(kind, raw, lengths)?, lengths, &[], raw, out);
+        Ok(())
+    }
+
     /// Encodes objects as a delta against `bases`, at zstd `level`.
     pub fn encode_delta(
         kind: Kind,
@@ -358,22 +369,34 @@ fn new_head(kind: Kind, raw: &[u8], lengths: &[usize]) -> Result<PackFrameHeader
 fn finish(head: PackFrameHeader, lengths: &[usize], bases: &[ShortDigest], payload: &[u8]) -> Vec<u8> {
     let head = PackFrameHeader { payload: payload.len(), ..head };
     let mut bytes = Vec::with_capacity(head.total());
-    bytes.extend(MAGIC);
-    bytes.extend([head.kind as u8, head.codec as u8]);
-    bytes.extend((head.objects as u16).to_le_bytes());
-    bytes.extend((head.raw as u32).to_le_bytes());
-    bytes.extend((payload.len() as u32).to_le_bytes());
-    bytes.extend((bases.len() as u16).to_le_bytes());
-    bytes.extend([head.depth, 0]);
-    bytes.extend([0; 8]);
-    if head.kind != Kind::Pages {
-        lengths.iter().for_each(|len| bytes.extend((*len as u32).to_le_bytes()));
-    }
-    bases.iter().for_each(|key| bytes.extend(key.0));
-    bytes.extend(payload);
-    let sum = checksum(&bytes);
-    bytes[20..HEAD].copy_from_slice(&sum.to_le_bytes());
+    append(head, lengths, bases, payload, &mut bytes);
     bytes
+}
+
+/// Appends a frame to `out`; `head` has the length of the payload.
+fn append(
+    head: PackFrameHeader,
+    lengths: &[usize],
+    bases: &[ShortDigest],
+    payload: &[u8],
+    out: &mut Vec<u8>,
+) {
+    let start = out.len();
+    out.extend(MAGIC);
+    out.extend([head.kind as u8, head.codec as u8]);
+    out.extend((head.objects as u16).to_le_bytes());
+    out.extend((head.raw as u32).to_le_bytes());
+    out.extend((payload.len() as u32).to_le_bytes());
+    out.extend((bases.len() as u16).to_le_bytes());
+    out.extend([head.depth, 0]);
+    out.extend([0; 8]);
+    if head.kind != Kind::Pages {
+        lengths.iter().for_each(|len| out.extend((*len as u32).to_le_bytes()));
+    }
+    bases.iter().for_each(|key| out.extend(key.0));
+    out.extend(payload);
+    let sum = checksum(&out[start..]);
+    out[start + 20..start + HEAD].copy_from_slice(&sum.to_le_bytes());
 }
 
 #[cfg(test)]
@@ -387,6 +410,18 @@ mod tests {
         let head = [b'W', b'H', b'F', b'R', 3, 0, 1, 0, 3, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0];
         assert_eq!(bytes[..20], head);
         assert_eq!(bytes[HEAD..], [3, 0, 0, 0, b'a', b'b', b'c']);
+    }
+
+    #[test]
+    fn objects_that_are_stored_as_they_are_have_the_frame_that_compression_gives_when_it_does_not_help() {
+        let raw: Vec<u8> = (0..5000_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 20) as u8).collect();
+        let mut out = b"before".to_vec();
+        Encoder::store(Kind::Nodes, &raw, &[2000, 3000], &mut out).unwrap();
+        assert_eq!(out[6..], Encoder::new(1).encode(Kind::Nodes, &raw, &[2000, 3000]).unwrap());
+        assert_eq!(PackFrame::parse(&out[6..]).unwrap().stored(), Some(&raw[..]));
+        let zeros = Encoder::new(1).encode(Kind::Blob, &[0; 5000], &[5000]).unwrap();
+        assert_eq!(PackFrame::parse(&zeros).unwrap().stored(), None);
+        assert!(Encoder::store(Kind::Blob, &raw, &[1], &mut out).is_err());
     }
 
     #[test]

@@ -40,6 +40,13 @@ pub struct Coding {
     pub after: u64,
 }
 
+impl Coding {
+    /// When a version that was committed at `created` is old enough, in milliseconds.
+    pub(crate) fn due(&self, created: i64) -> i64 {
+        created.saturating_add_unsigned(self.after.saturating_mul(1000))
+    }
+}
+
 /// Error for a text that is not `DATA+PARITY`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not DATA+PARITY, like 4+2 or 8+3")]

@@ -337,7 +337,28 @@ impl ChunkStore {
         }
     }
 
-    fn remove_if(&self, digest: &Digest, condition: impl FnOnce(&ChunkSlot) -> bool) -> bool {
+    /// Appends the frame of a chunk to `out`, which is left as it was if that fails.
+    pub fn get_into(&self, digest: &Digest, out: &mut Vec<u8>) -> Result<()> {
+        let found = {
+            let state = self.state();
+            let slot = state.index.get(digest).copied();
+            slot.and_then(|slot| Some((slot, state.segments.get(&slot.segment)?.file.clone()?)))
+        };
+        let before = out.len();
+        if let Some((slot, file)) = found {
+            out.resize(before + slot.length as usize, 0);
+            let read = file.read_exact_at(&mut out[before..], slot.offset);
+            if read.is_ok() && PackFrame::parse(&out[before..]).is_ok() {
+                return Ok(());
+            }
+            out.truncate(before);
+        }
+        // The chunk is in the object store, was moved just now, or is damaged.
+        out.extend_from_slice(&self.get(digest)?);
+        Ok(())
+    }
+
+    pub(super) fn remove_if(&self, digest: &Digest, condition: impl FnOnce(&ChunkSlot) -> bool) -> bool {
         let mut state = self.state();
         let Some(slot) = state.index.get(digest).copied().filter(condition) else { return false };
         state.index.remove(digest);

@@ -18,8 +18,8 @@ use super::{
 use crate::{
     connections::ConnectionCache,
     protocol::{
-        BenefactorStatus, CodeChunks, FindGarbage, Heartbeat, Inventory, PutBackup, RebuildPiece, Registered,
-        RequestHeartbeat, RequestInventory, admission, code, get_bits, next_digest, put_aged,
+        BenefactorStatus, CodeChunks, CopyChunks, FindGarbage, Heartbeat, Inventory, PutBackup, RebuildPiece,
+        Registered, RequestHeartbeat, RequestInventory, admission, code, get_bits, next_digest, put_aged,
     },
 };
 use bytes::Bytes;
@@ -111,6 +111,7 @@ impl Service for HeartbeatService {
         match request.kind {
             RequestHeartbeat::KIND => Box::pin(self.report(request)),
             PutBackup::KIND => Box::pin(self.put_backup(request)),
+            CopyChunks::KIND => Box::pin(self.chunks.copy(request)),
             CodeChunks::KIND => Box::pin(self.pieces.code(request)),
             RebuildPiece::KIND => Box::pin(self.pieces.rebuild(request)),
             RequestInventory::KIND => Box::pin(async move { self.request_inventory(&request) }),

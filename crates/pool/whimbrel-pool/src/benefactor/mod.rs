@@ -14,7 +14,9 @@ mod remote_segments;
 mod scrub;
 mod scrub_reports;
 mod segment;
+mod segment_check;
 mod segment_heads;
+mod segment_reader;
 mod service;
 mod shards;
 
@@ -24,6 +26,6 @@ pub use error::ChunkError;
 pub use process::{Benefactor, BenefactorError, BenefactorOptions};
 pub use remote_segments::ObjectTier;
 pub use scrub::{Scrub, ScrubOptions};
-pub(crate) use segment::check_frame;
 pub use segment::{FrameFault, open_frame};
+pub(crate) use segment::{check_frame, open_shared};
 pub use service::BenefactorService;

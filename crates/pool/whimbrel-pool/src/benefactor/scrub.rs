@@ -1,13 +1,16 @@
 //! Scrub: reading and checking all chunks of a benefactor again and again, slowly.
 //!
-//! A round reads every chunk on the disk once, in the order of digests, within a set time. Each second it
-//! reads as many bytes as are needed for that, up to a set rate, so it waits by counting bytes and not by
-//! measuring reads. A damaged chunk leaves the index and is reported to the manager, which has another copy
-//! made. Chunks in an object store are left out: they are checked when they are read. Position and counts
-//! outlive a restart (`docs/formats/pool.md`).
+//! A round reads every segment on the disk once, from front to back, within a set time; those that are begun
+//! meanwhile are left to the next. Each second it reads as many bytes as are needed for that, up to a set
+//! rate, so it waits by counting bytes and not by measuring reads. A damaged chunk leaves the index and is
+//! reported to the manager, which has another copy made. Chunks in an object store are left out: they are
+//! checked when they are read. Position and counts outlive a restart (`docs/formats/pool.md`).
 
-use super::{ChunkStore, segment::RECORD};
-use crate::protocol::{ScrubReport, next_digest};
+use super::{
+    ChunkStore,
+    segment_check::{SegmentCheck, SegmentStep},
+};
+use crate::protocol::ScrubReport;
 use serde::{Deserialize, Serialize};
 use std::{
     fs, io,
@@ -18,8 +21,6 @@ use whimbrel_core::Digest;
 use whimbrel_wire::atomic_file;
 
 const NAME: &str = "scrub";
-/// Chunks listed at once.
-const LISTED: usize = 256;
 
 /// Pace of a scrub.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,7 +41,11 @@ impl Default for ScrubOptions {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 struct Progress {
-    next: String,
+    /// The segment and the offset from which the scrub continues.
+    segment: u32,
+    offset: u64,
+    /// The last segment of this round; none before the first is read.
+    until: Option<u32>,
     started: u64,
     bytes: u64,
     damaged: u64,
@@ -54,7 +59,8 @@ pub struct Scrub {
     path: PathBuf,
     options: ScrubOptions,
     progress: Progress,
-    next: Digest,
+    /// The segment that is being read.
+    segment: Option<SegmentCheck>,
     /// Bytes that may be read now; negative after a chunk that was longer.
     allowed: i64,
 }
@@ -70,11 +76,10 @@ impl Scrub {
         let path = data.join(NAME);
         let stored = fs::read(&path).ok().and_then(|bytes| serde_json::from_slice::<Progress>(&bytes).ok());
         let mut progress = stored.unwrap_or_default();
-        let next = progress.next.parse().unwrap_or(Digest([0; 32]));
         if progress.started == 0 {
             progress.started = wall_clock();
         }
-        Self { path, options, progress, next, allowed: 0 }
+        Self { path, options, progress, segment: None, allowed: 0 }
     }
 
     /// Bytes a second that read what is left of `used` bytes in what is left of the set time, up to the set
@@ -100,47 +105,77 @@ impl Scrub {
             self.progress =
                 Progress { started: now.max(ended + 1), ended, last_damaged, ..Progress::default() };
         }
-        self.allowed += self.rate(store.usage().used) as i64;
+        if self.progress.until.is_none() {
+            // A position of an earlier version of this program, which had another order, is dropped.
+            let (until, bytes) = (Some(store.newest_segment()), 0);
+            self.progress = Progress { segment: 0, offset: 0, until, bytes, ..self.progress.clone() };
+        }
+        self.allowed += i64::try_from(self.rate(store.usage().used)).unwrap_or(i64::MAX);
         let mut damaged = Vec::new();
-        while self.allowed > 0 && self.step(store, &mut damaged) {}
+        while (self.allowed > 0 || self.ends_here(store)) && self.step(store, &mut damaged) {}
         damaged
     }
 
-    /// Checks the next chunks as far as allowed; false at the end of the round.
+    /// Whether the next step reads nothing, because the segment or the round is at its end.
+    fn ends_here(&mut self, store: &ChunkStore) -> bool {
+        self.segment(store).is_none_or(|segment| segment.is_over())
+    }
+
+    /// Checks the next record; false at the end of the round.
     fn step(&mut self, store: &ChunkStore, damaged: &mut Vec<Digest>) -> bool {
-        let listed = store.list(&self.next, LISTED);
-        for (digest, _) in &listed {
-            if self.allowed <= 0 {
-                return false;
-            }
-            if let Some((bytes, right)) = store.check(digest) {
-                let bytes = bytes + RECORD as u64;
+        let Some(segment) = self.segment(store) else { return self.end_round() };
+        let (found, (number, offset)) = (segment.step(store), segment.position());
+        let before = damaged.len();
+        match found {
+            SegmentStep::Passed { bytes, damaged: found } => {
                 self.allowed -= bytes as i64;
                 self.progress.bytes += bytes;
-                if !right {
-                    tracing::warn!(chunk = %digest, "a damaged copy was found; another is made");
-                    self.progress.damaged += 1;
-                    damaged.push(*digest);
-                }
+                self.progress.offset = offset;
+                damaged.extend(found);
             }
-            match next_digest(*digest) {
-                Some(next) => self.next = next,
-                None => return self.end_round(),
+            SegmentStep::End { damaged: found } => {
+                (self.progress.segment, self.progress.offset, self.segment) = (number + 1, 0, None);
+                damaged.extend(found);
             }
         }
-        if listed.len() < LISTED { self.end_round() } else { true }
+        for chunk in &damaged[before..] {
+            tracing::warn!(%chunk, "a damaged copy was found; another is made");
+            self.progress.damaged += 1;
+        }
+        true
+    }
+
+    /// The segment that is being read, or the next one of the round.
+    fn segment(&mut self, store: &ChunkStore) -> Option<&mut SegmentCheck> {
+        while self.segment.is_none() {
+            let (number, length) = store.segment_from(self.progress.segment)?;
+            if self.progress.until.is_none_or(|until| number > until) {
+                return None;
+            }
+            if number != self.progress.segment {
+                (self.progress.segment, self.progress.offset) = (number, 0);
+            }
+            match SegmentCheck::open(store, number, length, self.progress.offset) {
+                Ok(check) => self.segment = Some(check),
+                Err(error) => {
+                    // Compacted or uploaded just now; a disk that opens no files has louder reports.
+                    tracing::debug!(%error, segment = number, "a segment is left out of the scrub");
+                    (self.progress.segment, self.progress.offset) = (number + 1, 0);
+                }
+            }
+        }
+        self.segment.as_mut()
     }
 
     fn end_round(&mut self) -> bool {
-        (self.next, self.allowed) = (Digest([0; 32]), 0);
+        (self.segment, self.allowed) = (None, 0);
         self.progress.ended = wall_clock().max(self.progress.started);
         self.progress.last_damaged = self.progress.damaged;
         false
     }
 
     /// Stores the progress.
-    pub fn save(&mut self) -> io::Result<()> {
-        self.progress.next = self.next.to_string();
+    pub fn save(&self) -> io::Result<()> {
         atomic_file::replace(&self.path, &serde_json::to_vec(&self.progress)?)
     }
 

@@ -10,9 +10,10 @@
 //! in the index, so the next inventory reports them missing and the manager has them re-replicated.
 
 use crate::{client::OVERHEAD, protocol::MAX_CHUNK};
+use bytes::Bytes;
 use std::{cell::RefCell, fs::File, io, os::unix::fs::FileExt};
 use whimbrel_core::Digest;
-use whimbrel_image::pack_frame::{HEAD, PackFrame, PackFrameHeader};
+use whimbrel_image::pack_frame::{HEAD, PackFrame, PackFrameError, PackFrameHeader};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Bytes of a record before the frame.
@@ -80,7 +81,7 @@ pub enum FrameFault {
     #[error("the bytes are not the frame of a chunk")]
     NoFrame {
         /// Cause reported by the frame parser.
-        source: whimbrel_image::pack_frame::PackFrameError,
+        source: PackFrameError,
     },
     /// The length is too large or differs from the head.
     #[error("the frame has an invalid length")]
@@ -95,9 +96,19 @@ pub enum FrameFault {
 
 /// Decodes a frame and checks that its content has the digest `digest`.
 pub fn open_frame(digest: &Digest, bytes: &[u8]) -> Result<Vec<u8>, FrameFault> {
-    let mut raw = Vec::new();
-    open_into(digest, bytes, &mut raw)?;
+    let frame = parse_chunk(bytes)?;
+    let mut raw = vec![0; frame.head.raw];
+    frame.decode_into(&[], &mut raw).map_err(no_frame)?;
+    compare(digest, &raw)?;
     Ok(raw)
+}
+
+/// Does what [`open_frame`] does, without a copy of content that is in the frame as it is.
+pub(crate) fn open_shared(digest: &Digest, bytes: &Bytes) -> Result<Bytes, FrameFault> {
+    match parse_chunk(bytes)?.stored() {
+        Some(raw) => compare(digest, raw).map(|()| bytes.slice_ref(raw)),
+        None => open_frame(digest, bytes).map(Bytes::from),
+    }
 }
 
 /// Checks that a frame has the chunk `digest`.
@@ -106,18 +117,32 @@ pub(crate) fn check_frame(digest: &Digest, bytes: &[u8]) -> Result<(), FrameFaul
         /// Reused, because page faults of fresh megabytes for every chunk would cost more than the check.
         static RAW: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
     }
-    RAW.with_borrow_mut(|raw| open_into(digest, bytes, raw))
+    let frame = parse_chunk(bytes)?;
+    if let Some(raw) = frame.stored() {
+        return compare(digest, raw);
+    }
+    RAW.with_borrow_mut(|raw| {
+        raw.resize(frame.head.raw, 0);
+        frame.decode_into(&[], raw).map_err(no_frame)?;
+        compare(digest, raw)
+    })
 }
 
-fn open_into(digest: &Digest, bytes: &[u8], raw: &mut Vec<u8>) -> Result<(), FrameFault> {
-    let no_frame = |source| FrameFault::NoFrame { source };
+fn no_frame(source: PackFrameError) -> FrameFault {
+    FrameFault::NoFrame { source }
+}
+
+/// The frame of a chunk, with a right checksum.
+fn parse_chunk(bytes: &[u8]) -> Result<PackFrame<'_>, FrameFault> {
     // Checked before anything is allocated.
     let head = PackFrameHeader::parse(bytes).map_err(no_frame)?;
     if head.raw > MAX_CHUNK + OVERHEAD || head.total() != bytes.len() || head.bases > 0 {
         return Err(FrameFault::Length);
     }
-    raw.resize(head.raw, 0);
-    PackFrame::parse(bytes).map_err(no_frame)?.decode_into(&[], raw).map_err(no_frame)?;
+    PackFrame::parse(bytes).map_err(no_frame)
+}
+
+fn compare(digest: &Digest, raw: &[u8]) -> Result<(), FrameFault> {
     let found = Digest::of(raw);
     if found == *digest { Ok(()) } else { Err(FrameFault::Digest { found }) }
 }

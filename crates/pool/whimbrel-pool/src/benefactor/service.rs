@@ -1,4 +1,4 @@
-//! The service that answers a benefactor's calls: put, get, flush and copy.
+//! The service that answers a benefactor's calls: put, get and flush, and copy for its managers.
 //!
 //! A chunk's digest is checked before it is stored, so a client cannot store content under a wrong digest.
 //! Its checksum is checked when it is read. Disk work runs on threads that may block.
@@ -23,6 +23,8 @@ const COPY_BYTES: usize = 4 << 20;
 
 /// Bytes of frames in one answer, unless a single frame is longer.
 const ANSWER_BYTES: usize = 4 << 20;
+/// Bytes of frames that a reader mostly asks for at once, and of what goes beyond by a chunk.
+const USUAL_ANSWER: usize = (1 << 20) + (64 << 10);
 
 /// The service of a chunk store.
 #[derive(Debug, Clone)]
@@ -96,18 +98,19 @@ impl BenefactorService {
         let digests = digests.ok_or_else(|| invalid("a truncated list, or too many chunks"))?;
         let store = self.store.clone();
         let read = move || -> Result<(Vec<u32>, Vec<u8>), Refusal> {
-            let (mut lengths, mut frames) = (Vec::new(), Vec::new());
+            let (mut lengths, mut frames) = (Vec::new(), Vec::with_capacity(USUAL_ANSWER));
             for digest in &digests {
-                let frame = match store.get(digest) {
+                let before = frames.len();
+                match store.get_into(digest, &mut frames) {
                     Err(error) if lengths.is_empty() => return Err(error.into()),
                     Err(_) => break,
-                    Ok(frame) => frame,
-                };
-                if !lengths.is_empty() && frames.len() + frame.len() > ANSWER_BYTES {
+                    Ok(()) => {}
+                }
+                if !lengths.is_empty() && frames.len() > ANSWER_BYTES {
+                    frames.truncate(before);
                     break;
                 }
-                lengths.push(frame.len() as u32);
-                frames.extend_from_slice(&frame);
+                lengths.push((frames.len() - before) as u32);
             }
             Ok((lengths, frames))
         };
@@ -123,7 +126,20 @@ impl BenefactorService {
         Reply::of::<FlushChunks>(&(), put_bits(&missing))
     }
 
-    async fn copy(&self, request: Request) -> Answer {
+    /// Copies chunks to another benefactor: for a manager only, which says where they may go.
+    pub(super) async fn copy(&self, request: Request) -> Answer {
+        let begun = Instant::now();
+        let answer = self.copy_to(request).await;
+        self.observe(CopyChunks::KIND, &answer, begun);
+        answer
+    }
+
+    fn observe(&self, kind: u16, answer: &Answer, begun: Instant) {
+        let outcome = if answer.is_ok() { "done" } else { "refused" };
+        self.calls.observe(call_name(kind), outcome, begun.elapsed());
+    }
+
+    async fn copy_to(&self, request: Request) -> Answer {
         let to = request.decode::<CopyChunks>()?;
         let digests = get_digests(&request.payload).ok_or_else(|| invalid("a truncated list"))?;
         let mut failed = vec![true; digests.len()];
@@ -178,20 +194,22 @@ fn split(named: Vec<(Digest, u32)>, mut payload: Bytes) -> Result<Vec<(Digest, B
 impl Service for BenefactorService {
     fn handle<'a>(&'a self, _peer: &'a Peer, request: Request) -> BoxFuture<'a, Answer> {
         Box::pin(async move {
-            let (begun, call) = (Instant::now(), call_name(request.kind));
+            let (begun, kind) = (Instant::now(), request.kind);
             let answer = match request.kind {
                 PutChunks::KIND => self.put(request).await,
                 GetChunk::KIND => self.get(request).await,
                 GetChunks::KIND => self.get_many(request).await,
                 FlushChunks::KIND => self.flush(request).await,
-                CopyChunks::KIND => self.copy(request).await,
+                CopyChunks::KIND => {
+                    Err(Refusal::new(Code::FORBIDDEN, "a benefactor copies chunks for its managers only"))
+                }
                 ListBackups::KIND | ReadBackup::KIND => match &self.backups {
                     Some(backups) => answer_about_backups(backups.folder(), request).await,
                     None => Err(Refusal::unknown_kind(request.kind)),
                 },
                 other => Err(Refusal::unknown_kind(other)),
             };
-            self.calls.observe(call, if answer.is_ok() { "done" } else { "refused" }, begun.elapsed());
+            self.observe(kind, &answer, begun);
             answer
         })
     }

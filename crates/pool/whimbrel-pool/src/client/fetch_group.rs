@@ -6,7 +6,7 @@
 
 use super::{Pool, read_file::Cell};
 use crate::{
-    benefactor::open_frame,
+    benefactor::open_shared,
     chunk_map::ChunkRef,
     protocol::{BenefactorId, ChunkId, GetChunks, MAX_BATCH, put_digests},
 };
@@ -22,7 +22,7 @@ const GROUP: u64 = 1 << 20;
 struct Wanted {
     piece: ChunkRef,
     digest: Digest,
-    bytes: oneshot::Sender<Vec<u8>>,
+    bytes: oneshot::Sender<Bytes>,
 }
 
 impl Pool {
@@ -43,7 +43,7 @@ impl Pool {
         }
     }
 
-    async fn fetch_groups(&self, wanted: Vec<(ChunkRef, oneshot::Sender<Vec<u8>>)>) {
+    async fn fetch_groups(&self, wanted: Vec<(ChunkRef, oneshot::Sender<Bytes>)>) {
         let chunks: Vec<_> = wanted.iter().map(|(piece, _)| piece.chunk).collect();
         // What is not located here is located when it is fetched alone, which reports the error.
         if self.locate(&chunks, false).await.is_err() {
@@ -93,7 +93,7 @@ impl Pool {
             for (wanted, length) in group.into_iter().zip(lengths) {
                 let frame: Bytes = frames.split_to(length as usize);
                 // A wrong one is reported when it is fetched alone.
-                if let Ok(bytes) = open_frame(&wanted.digest, &frame) {
+                if let Ok(bytes) = open_shared(&wanted.digest, &frame) {
                     let _ = wanted.bytes.send(bytes);
                 }
             }
@@ -103,7 +103,7 @@ impl Pool {
 }
 
 /// Fills the cell of a chunk when its group has arrived, else by fetching it alone.
-async fn fill(pool: Pool, cell: Cell, piece: ChunkRef, arrived: oneshot::Receiver<Vec<u8>>) {
+async fn fill(pool: Pool, cell: Cell, piece: ChunkRef, arrived: oneshot::Receiver<Bytes>) {
     let fetch = async || match arrived.await {
         Ok(bytes) => pool.decrypt(&piece, bytes),
         Err(_) => pool.fetch(&piece).await,

@@ -14,10 +14,10 @@ use crate::{
     protocol::{
         AbandonGroup, BackupReport, BeginGroup, BenefactorAddress, BenefactorId, Change, CommitGroup, Drain,
         DropVersion, EndJob, Expel, Forget, GetCoding, GetNode, GetPolicy, GroupInfo, HoldPin, LabelMember,
-        List, ListBackups, ListGroups, ListMembers, ListPins, ListScrubs, Lookup, MakeBackup, MakeNode,
-        MemberLabels, MemberReport, NewGroup, NewNode, Node, NodeChange, NodeId, Pin, PinInfo, PoolStatus,
-        Purge, Purged, ReleasePin, Remove, RemovedMember, Rename, ScrubReport, SetCoding, SetPolicy,
-        VersionInfo, Versions,
+        List, ListBackups, ListGroups, ListMembers, ListPins, ListQuotas, ListScrubs, Lookup, MakeBackup,
+        MakeNode, MemberLabels, MemberReport, NewGroup, NewNode, Node, NodeChange, NodeId, Pin, PinInfo,
+        PoolStatus, Purge, Purged, QuotaInfo, QuotaSubject, ReleasePin, Remove, RemovedMember, Rename,
+        ScrubReport, SetCoding, SetPolicy, SetQuota, VersionInfo, Versions,
     },
 };
 use bytes::Bytes;
@@ -302,6 +302,10 @@ calls! {
     abandon_group(parent: NodeId, name: &str) -> () = AbandonGroup[&(parent, name.to_owned())];
     /// Removes all groups of a job; how many went, and how many stay because of pins.
     end_job(job: &str) -> (u64, u64) = EndJob[&job.to_owned()];
+    /// Sets the quota of a folder or a member in bytes; none removes it.
+    set_quota(of: QuotaSubject, bytes: Option<u64>) -> () = SetQuota[&(of, bytes)];
+    /// All quotas, and what counts against them.
+    quotas() -> Vec<QuotaInfo> = ListQuotas[&()];
     /// Starts or cancels draining of the benefactor with this name.
     drain(benefactor: &str, leave: bool) -> () = Drain[&(benefactor.to_owned(), leave)];
     /// Makes a backup of the metadata now, and sends it to the places of backups.

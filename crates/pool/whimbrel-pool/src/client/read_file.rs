@@ -5,7 +5,7 @@
 
 use super::{Pool, PoolError, Result, map_seal::Sealed, reader_session::ReaderSession};
 use crate::{
-    benefactor::open_frame,
+    benefactor::open_shared,
     chunk_map::{self, ChunkRef, MAX_MAP},
     protocol::{
         BenefactorId, ChunkId, CodedChunk, Fault, GetChunk, Locate, LocatedChunk, ReadMap, ReportFault, code,
@@ -167,12 +167,12 @@ impl Pool {
     }
 
     /// Decrypts a chunk if necessary and checks its length.
-    pub(super) fn decrypt(&self, piece: &ChunkRef, bytes: Vec<u8>) -> Result<Bytes> {
+    pub(super) fn decrypt(&self, piece: &ChunkRef, bytes: Bytes) -> Result<Bytes> {
         let raw = match (piece.encrypted, &self.inner.options.secret) {
             (false, None) => bytes,
             (true, Some(secret)) => {
                 let raw = secret.decrypt(&bytes, piece.digest.is_some());
-                raw.map_err(|_| PoolError::WrongSecret { chunk: piece.chunk })?
+                raw.map_err(|_| PoolError::WrongSecret { chunk: piece.chunk })?.into()
             }
             // A reader with a secret must not be given what anybody could have written.
             (true, None) | (false, Some(_)) => {
@@ -180,7 +180,7 @@ impl Pool {
             }
         };
         if raw.len() == piece.length as usize {
-            Ok(raw.into())
+            Ok(raw)
         } else {
             Err(PoolError::Answer { what: "length of a chunk" })
         }
@@ -193,14 +193,14 @@ impl Pool {
         chunk: ChunkId,
         digest: &Digest,
         places: &[BenefactorId],
-    ) -> std::result::Result<Vec<u8>, Option<PoolError>> {
+    ) -> std::result::Result<Bytes, Option<PoolError>> {
         let (count, mut because) = (places.len(), None);
         for step in 0..count {
             let id = places[(chunk as usize + step) % count];
             let Some(place) = self.place(id) else { continue };
             let got = self.call_benefactor::<GetChunk>(&place, digest, Bytes::new());
             let wrong = match got.await {
-                Ok((_, frame)) => match open_frame(digest, &frame) {
+                Ok((_, frame)) => match open_shared(digest, &frame) {
                     Ok(bytes) => return Ok(bytes),
                     Err(_) => true,
                 },
@@ -316,7 +316,7 @@ impl ReadFile {
         let wanted: Vec<ChunkId> =
             self.pieces[first..].iter().take(LOCATED).map(|piece| piece.chunk).collect();
         self.pool.locate(&wanted, false).await?;
-        let mut out = BytesMut::new();
+        let mut out = BytesMut::with_capacity((end - offset) as usize);
         // Fetches the others while the first is awaited.
         self.pool.fetch_ahead(self.pieces.get(first + 1..=last).unwrap_or_default());
         for at in first..=last {

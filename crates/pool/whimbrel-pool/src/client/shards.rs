@@ -10,6 +10,7 @@ use crate::{
     erasure,
     protocol::{ChunkId, CodedChunk, LocatePieces, MAX_BATCH, put_numbers},
 };
+use bytes::Bytes;
 use tokio::task::JoinSet;
 use whimbrel_core::{Digest, lock};
 use whimbrel_wire::Code;
@@ -49,7 +50,7 @@ impl Pool {
         chunk: ChunkId,
         digest: &Digest,
         anew: bool,
-    ) -> Result<Option<Vec<u8>>> {
+    ) -> Result<Option<Bytes>> {
         self.locate_pieces(&[chunk], anew).await?;
         let Some(coded) = lock(&self.inner.cache.state).coded.get(&chunk).cloned() else { return Ok(None) };
         let needed = usize::from(coded.counts.data);
@@ -79,6 +80,6 @@ impl Pool {
         let frame =
             erasure::decode(digest, &parts).map_err(|_| PoolError::Answer { what: "piece of a chunk" })?;
         let bytes = open_frame(digest, &frame).map_err(|_| PoolError::Answer { what: "piece of a chunk" })?;
-        Ok(Some(bytes))
+        Ok(Some(bytes.into()))
     }
 }

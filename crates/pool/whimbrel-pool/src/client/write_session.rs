@@ -14,12 +14,12 @@ use super::{
 use crate::{
     policy::{Policy, Safety},
     protocol::{
-        BenefactorAddress, BenefactorId, ChunkId, CopyChunks, EndSession, FindChunks, FindReusable,
-        FlushChunks, PutChunks, RegisterChunks, Reserve, ReserveSpace, Reserved, WrittenChunk, get_bits,
+        BenefactorAddress, BenefactorId, ChunkId, EndSession, FindChunks, FindReusable, FlushChunks,
+        OrderCopies, PutChunks, RegisterChunks, Reserve, ReserveSpace, Reserved, WrittenChunk, get_bits,
         get_numbers, put_digests, put_written,
     },
 };
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use std::{
     collections::{BTreeMap, HashMap},
     sync::{
@@ -42,10 +42,8 @@ const SMALL_GRANT: u64 = 1 << 20;
 const LEAST_BUFFER: usize = 4 << 20;
 /// zstd level of chunks: a fifth of the processor time of sending them.
 pub(super) const LEVEL: i32 = 1;
-/// zstd level of chunks whose samples do not shrink: takes almost no time and stores the bytes as they are.
-const NO_LEVEL: i32 = -1000;
 const SAMPLE: usize = 8 << 10;
-/// Chunks of one copy order, which must be answered before the timeout.
+/// Chunks of one copy order, which must be answered before the timeout of the manager.
 const COPY_ORDER_CHUNKS: usize = 256;
 /// Chunks of one registration or flush, far below [`MAX_LIST`](crate::protocol::MAX_LIST).
 const REGISTERED_CHUNKS: usize = 20_000;
@@ -408,7 +406,7 @@ impl WriteSession {
         }
     }
 
-    /// Copies chunks with too few copies between benefactors, as far as there are others.
+    /// Has chunks with too few copies copied between benefactors, as far as there are others.
     async fn replace_lost_copies(&self, pending: &mut [WrittenChunk]) {
         let lacks = |chunk: &WrittenChunk| !chunk.places.is_empty() && chunk.places.len() < self.copies;
         if !pending.iter().any(lacks) {
@@ -429,13 +427,8 @@ impl WriteSession {
             lists
         });
         for ((from, to), chunks) in lists {
-            let both = {
-                let stripe = lock(&self.stripe);
-                stripe.place(from).zip(stripe.place(to))
-            };
-            let Some((source, target)) = both else { continue };
             let digests = put_digests(chunks.iter().map(|at| &pending[*at].digest));
-            match self.pool.call_benefactor::<CopyChunks>(&source, &target, digests).await {
+            match self.pool.call_manager::<OrderCopies>(&(self.id, from, to), digests).await {
                 Ok((_, failed)) => {
                     let failed = get_bits(&failed, chunks.len());
                     let copied = chunks.iter().zip(failed).filter(|(_, failed)| !failed);
@@ -475,18 +468,22 @@ impl Pool {
 }
 
 fn encode(new: Batch) -> Result<(Vec<WrittenChunk>, Bytes)> {
-    let (mut encoder, mut idle) = (Encoder::new(LEVEL), Encoder::new(NO_LEVEL));
-    let mut payload = BytesMut::with_capacity(new.iter().map(|chunk| chunk.bytes.len() + 64).sum());
+    let mut encoder = Encoder::new(LEVEL);
+    let mut payload = Vec::with_capacity(new.iter().map(|chunk| chunk.bytes.len() + 64).sum());
     let mut written = Vec::with_capacity(new.len());
+    let invalid = |_| PoolError::Answer { what: "chunk" };
     for NewChunk { digest, length, bytes } in new {
-        let encoder = if shrinks(&mut encoder, &bytes) { &mut encoder } else { &mut idle };
-        let frame = encoder.encode(Kind::Blob, &bytes, &[bytes.len()]);
-        let frame = frame.map_err(|_| PoolError::Answer { what: "chunk" })?;
-        let stored = frame.len() as u32;
+        let before = payload.len();
+        if shrinks(&mut encoder, &bytes) {
+            let frame = encoder.encode(Kind::Blob, &bytes, &[bytes.len()]).map_err(invalid)?;
+            payload.extend_from_slice(&frame);
+        } else {
+            Encoder::store(Kind::Blob, &bytes, &[bytes.len()], &mut payload).map_err(invalid)?;
+        }
+        let stored = (payload.len() - before) as u32;
         written.push(WrittenChunk { digest, length, stored, places: Vec::new() });
-        payload.extend_from_slice(&frame);
     }
-    Ok((written, payload.freeze()))
+    Ok((written, payload.into()))
 }
 
 /// Whether compression pays, by samples from start, middle and end; always for a short chunk.

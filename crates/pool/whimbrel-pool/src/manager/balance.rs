@@ -7,9 +7,9 @@
 use super::{ManagerService, placement};
 use crate::{
     meta::{BenefactorRow, MetaError},
-    protocol::{BenefactorAddress, BenefactorId, ChunkId, CopyChunks, get_bits, put_digests},
+    protocol::{BenefactorAddress, BenefactorId, ChunkId, put_digests},
 };
-use std::{collections::HashMap, time::Duration};
+use std::collections::HashMap;
 use whimbrel_core::Digest;
 
 /// Most chunks moved in one order and in one round.
@@ -17,8 +17,6 @@ const ORDER: u32 = 64;
 const ROUND: u64 = 4096;
 /// Chunks moved in one round while clients write.
 const ROUND_DURING_WRITES: u64 = ROUND / 8;
-/// Timeout of a copy order.
-const COPY_TIME: Duration = Duration::from_secs(60);
 /// An excess of fewer chunks, or of less than this part of a share, is ignored.
 const LEAST: u64 = 16;
 const TENTH: u64 = 10;
@@ -107,18 +105,17 @@ impl ManagerService {
             let most = ORDER.min((shift.chunks - moved) as u32);
             let chunks = meta.movable(shift.from, shift.to, most).await?;
             let chunks = self.without_crowding(chunks, shift, &members).await?;
-            let connection = self.shared.connections().get(&source.key).cloned();
-            let Some(connection) = connection.filter(|_| !chunks.is_empty()) else { break };
+            if chunks.is_empty() {
+                break;
+            }
             let digests = put_digests(chunks.iter().map(|(_, digest)| digest));
-            let order = connection.request::<CopyChunks>(&to, digests);
-            let failed = match tokio::time::timeout(COPY_TIME, order).await {
-                Ok(Ok((_, bits))) => get_bits(&bits, chunks.len()),
-                Ok(Err(error)) => {
-                    tracing::warn!(%error, from = %source.name, to = %target.name, "balancing could not copy chunks");
-                    self.record_refusal(target.id, &error);
+            let failed = match self.copy_chunks(&source.key, &to, digests, chunks.len()).await {
+                Ok(failed) => failed,
+                Err(error) => {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::warn!(error, from = %source.name, to = %target.name, "balancing could not copy chunks");
                     break;
                 }
-                Err(_) => break,
             };
             let done: Vec<_> = chunks
                 .iter()

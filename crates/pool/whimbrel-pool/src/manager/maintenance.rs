@@ -5,7 +5,7 @@
 use super::{ManagerService, placement};
 use crate::{
     meta::{BenefactorRow, MetaError, Quarantine, UnderReplicated},
-    protocol::{BenefactorAddress, BenefactorId, CopyChunks, get_bits, put_digests},
+    protocol::{BenefactorAddress, BenefactorId, put_digests},
 };
 use std::{
     sync::{PoisonError, atomic::Ordering},
@@ -16,8 +16,6 @@ use whimbrel_wire::CallError;
 /// Chunks in one round of repair, without and with open write sessions.
 const ROUND: u32 = 512;
 const ROUND_DURING_WRITES: u32 = 64;
-/// Timeout of a copy order; its chunks are tried again later.
-const COPY_TIME: Duration = Duration::from_secs(60);
 /// Time for which a benefactor that refused a copy gets no other.
 const REFUSAL_TIME: Duration = Duration::from_secs(10);
 
@@ -140,24 +138,12 @@ impl ManagerService {
         chunks: Vec<UnderReplicated>,
     ) -> Result<(u64, u64), MetaError> {
         let meta = &self.shared.meta;
-        let connection = self.shared.connections().get(&source).cloned();
-        let failed = match connection {
-            None => vec![true; chunks.len()],
-            Some(connection) => {
-                let digests = put_digests(chunks.iter().map(|chunk| &chunk.digest));
-                let copied =
-                    tokio::time::timeout(COPY_TIME, connection.request::<CopyChunks>(&to, digests)).await;
-                match copied {
-                    Ok(Ok((_, bits))) => get_bits(&bits, chunks.len()),
-                    Ok(Err(error)) => {
-                        tracing::warn!(%error, to = %to.address, "repair could not copy chunks");
-                        self.record_refusal(to.id, &error);
-                        vec![true; chunks.len()]
-                    }
-                    Err(_) => vec![true; chunks.len()],
-                }
-            }
-        };
+        let digests = put_digests(chunks.iter().map(|chunk| &chunk.digest));
+        let copied = self.copy_chunks(&source, &to, digests, chunks.len()).await;
+        let failed = copied.unwrap_or_else(|error| {
+            tracing::warn!(error = &error as &dyn std::error::Error, to = %to.address, "repair could not copy chunks");
+            vec![true; chunks.len()]
+        });
         let with = |wanted: bool| {
             let chosen = chunks.iter().zip(&failed).filter(move |(_, failed)| **failed == wanted);
             chosen.map(|(chunk, _)| chunk.chunk).collect::<Vec<_>>()

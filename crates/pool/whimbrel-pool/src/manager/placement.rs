@@ -126,9 +126,11 @@ pub(crate) struct Rebuild {
     pub(crate) target: BenefactorId,
 }
 
-/// Plans to make a lost piece again. None if too few others can be read, or nobody can take it.
+/// Plans to make a lost piece again. None if too few others can be read, or nobody can take it. Other pieces
+/// of the chunk are to be made at those in `taken`.
 pub(crate) fn rebuild(
     lost: LostPiece,
+    taken: &[BenefactorId],
     members: &[BenefactorRow],
     domains: &Domains,
     now: i64,
@@ -150,6 +152,7 @@ pub(crate) fn rebuild(
         .iter()
         .filter(|piece| piece.chunk != lost.piece)
         .flat_map(|p| p.places.clone())
+        .chain(taken.iter().copied())
         .collect();
     let able = members.iter().filter(|member| {
         states.get(&member.id) == Some(&BenefactorState::Online) && free(member) > LEAST_FREE
@@ -225,7 +228,7 @@ pub(crate) fn repair(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::MemberLabels;
+    use crate::protocol::{CodedChunk, CodedPiece, MemberLabels};
     use proptest::prelude::*;
     use whimbrel_core::Digest;
     use whimbrel_wire::PublicKey;
@@ -353,6 +356,27 @@ mod tests {
         assert_eq!(plan(&[0, 2], &members).healed.len(), 1);
         assert_eq!(to(plan(&[0], &members)), [2], "a missing copy is made in the other rack");
         assert_eq!(stripe(&members, 2, &[], &domains, 0), [0, 2]);
+    }
+
+    #[test]
+    fn two_pieces_of_a_chunk_that_are_made_at_once_go_to_different_benefactors() {
+        let members: Vec<_> = (0..6).map(|id| member(id, 1 << 40, 0, false, false)).collect();
+        let piece = |number: u8| CodedPiece {
+            number,
+            chunk: 10 + u64::from(number),
+            digest: Digest([number; 32]),
+            places: if number < 4 { vec![number.into()] } else { Vec::new() },
+        };
+        let counts = PieceCounts { data: 4, parity: 2 };
+        let of = CodedChunk { chunk: 1, counts, pieces: (0..6).map(piece).collect() };
+        let lost = |piece| LostPiece { piece, of: of.clone(), digest: Digest([9; 32]) };
+        let plan =
+            |piece, taken: &[u16]| rebuild(lost(piece), taken, &members, &Domains::default(), 0).unwrap();
+        let first = plan(14, &[]);
+        assert_eq!(first.sources.len(), 4);
+        let second = plan(15, &[first.target]);
+        assert_eq!([first.target, second.target].into_iter().min(), Some(4));
+        assert_ne!(first.target, second.target);
     }
 
     #[test]

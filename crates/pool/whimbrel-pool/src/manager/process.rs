@@ -209,6 +209,7 @@ impl ManagerService {
             spread: Default::default(),
             policy_rounds: Default::default(),
             coding_rounds: Default::default(),
+            quotas: Default::default(),
             leads: Default::default(),
             scrubs: Default::default(),
             repaired: Default::default(),

@@ -6,7 +6,7 @@
 
 use crate::protocol::{
     Drain, Expel, FindGarbage, Forget, Heartbeat, LabelMember, ListBackups, MakeBackup, Purge, ReadBackup,
-    ReleasePin, ReportDamage, ReportScrub,
+    ReleasePin, ReportDamage, ReportScrub, SetQuota,
 };
 use serde::{Deserialize, Serialize};
 use std::{
@@ -65,7 +65,7 @@ impl PoolRole {
             Heartbeat::KIND | FindGarbage::KIND | ReportScrub::KIND | ReportDamage::KIND
         );
         let is_for_admins = match request.kind {
-            Drain::KIND | Expel::KIND | Forget::KIND | LabelMember::KIND => true,
+            Drain::KIND | Expel::KIND | Forget::KIND | LabelMember::KIND | SetQuota::KIND => true,
             MakeBackup::KIND | ListBackups::KIND | ReadBackup::KIND => true,
             // The flags: only list what would be removed, and a pin of anybody.
             Purge::KIND => !request.decode::<Purge>().unwrap_or(false),
@@ -161,6 +161,7 @@ mod tests {
             (raw(MakeBackup::KIND), vec![Admin]),
             (raw(Expel::KIND), vec![Admin]),
             (raw(LabelMember::KIND), vec![Admin]),
+            (raw(SetQuota::KIND), vec![Admin]),
             (raw(ReadBackup::KIND), vec![Admin]),
         ];
         let dir = tempfile::tempdir().unwrap();

@@ -1,12 +1,19 @@
 //! The service that answers the manager's calls in short functions; the work is in `meta` and `placement`.
 
 use super::{
-    admission::Admissions, backups::Backups, clock::Clock, erasure::CodingRounds, internal, invalid,
-    placement, policies::PolicyRounds, roles::PoolRoles, spread::SpreadScan,
+    admission::Admissions,
+    backups::Backups,
+    clock::Clock,
+    erasure::CodingRounds,
+    internal, invalid, placement,
+    policies::PolicyRounds,
+    quotas::{self, QuotaSums},
+    roles::PoolRoles,
+    spread::SpreadScan,
 };
 use crate::{
     chunk_map,
-    meta::{BenefactorRow, Meta, PoolTotals, Quarantine},
+    meta::{BenefactorRow, Meta, PendingCommit, PoolTotals, Quarantine},
     protocol::*,
 };
 use bytes::Bytes;
@@ -75,6 +82,7 @@ pub(super) struct Shared {
     pub(super) spread: tokio::sync::Mutex<SpreadScan>,
     pub(super) policy_rounds: Mutex<PolicyRounds>,
     pub(super) coding_rounds: Mutex<CodingRounds>,
+    pub(super) quotas: tokio::sync::Mutex<QuotaSums>,
     /// Whether this manager does the chores.
     pub(super) leads: AtomicBool,
     /// Last reports of scrubs, by the keys of benefactors.
@@ -97,10 +105,6 @@ impl Shared {
 
 pub(super) fn payload<T: Serialize>(value: &T) -> Result<Bytes, Refusal> {
     postcard::to_stdvec(value).map(Bytes::from).map_err(|_| internal("the answer cannot be encoded"))
-}
-
-fn address_of(member: &BenefactorRow) -> BenefactorAddress {
-    BenefactorAddress { id: member.id, address: member.address.clone(), key: member.key }
 }
 
 impl ManagerService {
@@ -204,7 +208,7 @@ impl ManagerService {
             }
             let share = (bytes + asked.unused.min(GRANT)).div_ceil(chosen.len() as u64);
             shares = chosen.iter().map(|member| (member.id, share)).collect();
-            stripe = chosen.into_iter().map(address_of).collect();
+            stripe = chosen.into_iter().map(BenefactorAddress::from).collect();
         }
         let session = match asked.session {
             0 => meta.start_session(&shares, now).await?,
@@ -238,12 +242,16 @@ impl ManagerService {
         Reply::of::<FindReusable>(&(), put_bits(&standing))
     }
 
-    async fn commit(&self, request: Request) -> Answer {
+    async fn commit(&self, identity: &PeerIdentity, request: Request) -> Answer {
         let commit = request.decode::<CommitFile>()?;
         let (pieces, seal) =
             chunk_map::decode_sealed(&request.payload).map_err(|error| invalid(&error.to_string()))?;
-        let node = self.shared.meta.commit(&commit, pieces, seal, self.now()).await?;
-        Reply::of::<CommitFile>(&node, Bytes::new())
+        let writer = quotas::key_of(identity);
+        let hold = self.hold_quota(writer, &commit).await?;
+        let (seal, now) = (seal.to_vec(), self.now());
+        let done = self.shared.meta.commit_pending(PendingCommit { commit, pieces, seal, writer, now }).await;
+        self.end_quota_hold(hold, done.is_ok()).await;
+        Reply::of::<CommitFile>(&done?, Bytes::new())
     }
 
     async fn list(&self, request: Request) -> Answer {
@@ -259,27 +267,6 @@ impl ManagerService {
         let begin = usize::try_from(offset).unwrap_or(usize::MAX).min(map.len());
         let end = map.len().min(begin.saturating_add(MAP_PIECE));
         Reply::of::<ReadMap>(&(map.len() as u64), map.slice(begin..end))
-    }
-
-    async fn locate(&self, identity: &PeerIdentity, request: Request) -> Answer {
-        let chunks = get_numbers(&request.payload).ok_or_else(|| invalid("a truncated list"))?;
-        let located = self.shared.meta.locate(&chunks).await?;
-        let members = self.shared.meta.members().await?;
-        let named: Vec<BenefactorAddress> =
-            members.iter().filter(|member| !member.lost).map(address_of).collect();
-        self.request_admission(identity, named.iter().map(|place| place.key).collect()).await;
-        Reply::of::<Locate>(&named, put_located(&located))
-    }
-
-    async fn locate_pieces(&self, identity: &PeerIdentity, request: Request) -> Answer {
-        let chunks = get_numbers(&request.payload).filter(|chunks| chunks.len() <= MAX_BATCH);
-        let chunks = chunks.ok_or_else(|| invalid("a truncated list, or too many chunks"))?;
-        let located = self.shared.meta.coded_chunks(&chunks).await?;
-        let members = self.shared.meta.members().await?;
-        let named: Vec<BenefactorAddress> =
-            members.iter().filter(|member| !member.lost).map(address_of).collect();
-        self.request_admission(identity, named.iter().map(|place| place.key).collect()).await;
-        Reply::of::<LocatePieces>(&named, payload(&located)?)
     }
 
     /// State of the pool.
@@ -351,7 +338,8 @@ impl ManagerService {
             FindChunks::KIND => self.find_chunks(request).await,
             FindReusable::KIND => self.find_reusable(request).await,
             RegisterChunks::KIND => self.register_chunks(request).await,
-            CommitFile::KIND => self.commit(request).await,
+            OrderCopies::KIND => self.order_copies(request).await,
+            CommitFile::KIND => self.commit(identity, request).await,
             List::KIND => self.list(request).await,
             ReadMap::KIND => self.map(request).await,
             Locate::KIND => self.locate(identity, request).await,
@@ -391,6 +379,8 @@ impl ManagerService {
                 Reply::of::<SetCoding>(&(), Bytes::new())
             }
             LocatePieces::KIND => self.locate_pieces(identity, request).await,
+            SetQuota::KIND => self.set_quota(request).await,
+            ListQuotas::KIND => self.list_quotas().await,
             BeginGroup::KIND | CommitGroup::KIND | AbandonGroup::KIND | ListGroups::KIND | EndJob::KIND => {
                 self.group_call(request).await
             }
@@ -414,7 +404,10 @@ impl ManagerService {
             }
             Rename::KIND => {
                 let (from, name, to, new_name, replace) = request.decode::<Rename>()?;
-                meta.rename((from, &name), (to, &new_name), replace, now).await?;
+                let hold = self.check_quota_of_move((from, &name), to).await?;
+                let done = meta.rename((from, &name), (to, &new_name), replace, now).await;
+                self.end_quota_hold(hold, done.is_ok()).await;
+                done?;
                 Reply::of::<Rename>(&(), Bytes::new())
             }
             Change::KIND => reply!(request, Change, (node, change) => meta.change(node, &change, now)),

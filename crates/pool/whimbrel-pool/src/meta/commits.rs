@@ -17,6 +17,7 @@ use crate::{
     protocol::{ChunkId, Commit, Node, NodeId},
 };
 use std::collections::{HashMap, HashSet};
+use whimbrel_wire::PublicKey;
 
 /// A commit that waits for its transaction.
 pub(crate) struct PendingCommit {
@@ -24,6 +25,8 @@ pub(crate) struct PendingCommit {
     pub(crate) pieces: Vec<ChunkRef>,
     /// Stored with the map.
     pub(crate) seal: Vec<u8>,
+    /// Key of the member that commits.
+    pub(crate) writer: Option<PublicKey>,
     /// Time of the manager.
     pub(crate) now: i64,
 }
@@ -31,7 +34,13 @@ pub(crate) struct PendingCommit {
 impl Meta {
     /// Commits a file: makes what a session wrote visible, all of it or nothing. If the answer was lost and
     /// the same commit is repeated, this returns the current file without a change, because others may have
-    /// written since. `seal` is stored with the map.
+    /// written since.
+    pub(crate) async fn commit_pending(&self, pending: PendingCommit) -> Result<Node> {
+        self.commits.commit(pending).await
+    }
+
+    /// A commit by nobody in particular.
+    #[cfg(test)]
     pub(crate) async fn commit(
         &self,
         commit: &Commit,
@@ -39,8 +48,8 @@ impl Meta {
         seal: &[u8],
         now: i64,
     ) -> Result<Node> {
-        let (commit, seal) = (commit.clone(), seal.to_vec());
-        self.commits.commit(PendingCommit { commit, pieces, seal, now }).await
+        let (commit, seal, writer) = (commit.clone(), seal.to_vec(), None);
+        self.commit_pending(PendingCommit { commit, pieces, seal, writer, now }).await
     }
 }
 
@@ -402,12 +411,13 @@ async fn insert_versions(tx: &mut Tx<'_>, work: &[&mut Work<'_>], nodes: &[Node]
     }
     let mut query = query(format!(
         "INSERT INTO version
-             (id, node, number, size, created, chunks, sent, pinned, map, modified, older, newer, copies)
+             (id, node, number, size, created, chunks, sent, pinned, map, modified, older, newer, copies,
+              writer)
          VALUES {}",
-        rows(1, work.len(), 13)
+        rows(1, work.len(), 14)
     ));
     for (one, node) in work.iter().zip(nodes) {
-        let PendingCommit { commit, pieces, seal, now } = one.pending;
+        let PendingCommit { commit, pieces, seal, writer, now } = one.pending;
         query = query
             .bind(signed(node.version)?)
             .bind(signed(node.id)?)
@@ -421,7 +431,8 @@ async fn insert_versions(tx: &mut Tx<'_>, work: &[&mut Work<'_>], nodes: &[Node]
             .bind(commit.modified)
             .bind(signed(one.base.0)?)
             .bind(0_i64)
-            .bind(i64::from(commit.copies.max(1)));
+            .bind(i64::from(commit.copies.max(1)))
+            .bind(writer.map(|key| key.to_string()));
     }
     query.execute(&mut *tx).await?;
     Ok(())

@@ -7,6 +7,7 @@
 
 mod backup;
 mod chunks;
+mod codings;
 mod commit_queue;
 mod commits;
 mod database;
@@ -22,6 +23,7 @@ mod member_changes;
 mod members;
 mod pins;
 mod quarantine;
+mod quotas;
 mod reference_counts;
 mod retention;
 mod schema;
@@ -35,13 +37,16 @@ mod versions;
 
 use crate::protocol::{BenefactorId, ChunkId, MemberLabels, NodeId, VersionInfo};
 pub(crate) use backup::{RowLoader, SnapshotPart};
+pub(crate) use codings::ChunkToCode;
+pub(crate) use commits::PendingCommit;
 pub(crate) use database::Meta;
 pub(crate) use driver::Value;
 pub(crate) use garbage::{ChunkStatus, GcDecision, Quarantine, decide};
 pub(crate) use groups::GroupRow;
 pub(crate) use leader_lock::LeaderLock;
 pub(crate) use member_changes::SharedNumber;
-pub(crate) use shards::{ChunkToCode, LostPiece, NewPiece};
+pub(crate) use quotas::QuotaKey;
+pub(crate) use shards::{LostPiece, NewPiece};
 use whimbrel_core::Digest;
 use whimbrel_wire::PublicKey;
 

@@ -11,7 +11,8 @@
 //! piece, which is a chunk too and of which `piece` tells the chunk it belongs to; `version.coded` tells
 //! that all chunks of a version were looked at for that. `benefactor.labels` is JSON, `expelled` has the
 //! keys that are never admitted again. `held` has the pins of holders; `step_group` has the folders of
-//! groups; `version.pinned` is the pin that a user sets.
+//! groups; `version.pinned` is the pin that a user sets. `version.writer` is the key of the member that
+//! committed it; `quota` has limits of folders (with an empty `member`) and of keys (with a `folder` of 0).
 
 /// Statements that create the tables for SQLite or PostgreSQL.
 pub(super) fn statements(postgres: bool) -> Vec<String> {
@@ -40,6 +41,12 @@ pub(super) const LATER: &[&str] = &[
     "CREATE TABLE step_group (node BIGINT NOT NULL PRIMARY KEY, files BIGINT NOT NULL, job TEXT NOT NULL,
         started BIGINT NOT NULL, committed BIGINT NOT NULL)",
     "CREATE INDEX chunk_coded ON chunk (freed) WHERE coded > 0 AND refs = 0",
+    "CREATE INDEX node_coding ON node (id) WHERE coding IS NOT NULL",
+    "CREATE INDEX version_uncoded ON version (id) WHERE coded = 0",
+    "ALTER TABLE version ADD COLUMN writer TEXT",
+    "CREATE INDEX version_writer ON version (writer, size) WHERE writer IS NOT NULL",
+    "CREATE TABLE quota (folder BIGINT NOT NULL, member TEXT NOT NULL, bytes BIGINT NOT NULL,
+        PRIMARY KEY (folder, member))",
 ];
 
 const TABLES: &[&str] = &[

@@ -55,8 +55,11 @@ impl Database {
         self.commit("file", 0, chunk, 0).await.unwrap();
         let piece = |n: u8| NewPiece { digest: Digest::of(&[n]), length: 1, stored: 1, place: n.into() };
         let pieces: Vec<NewPiece> = (1..=3).map(piece).collect();
-        assert!(self.meta.insert_pieces(chunk, COUNTS, &pieces, NOW).await.unwrap());
-        assert!(!self.meta.insert_pieces(chunk, COUNTS, &pieces, NOW).await.unwrap(), "it has pieces");
+        let insert =
+            async |session| self.meta.insert_pieces(session, chunk, COUNTS, &pieces, NOW).await.unwrap();
+        assert!(!insert(self.session + 1).await, "nobody has retained them");
+        assert!(insert(self.session).await);
+        assert!(!insert(self.session).await, "it has pieces");
         let coded = self.meta.coded_chunks(&[chunk]).await.unwrap().remove(0);
         (chunk, coded.pieces.iter().map(|piece| piece.chunk).collect())
     }

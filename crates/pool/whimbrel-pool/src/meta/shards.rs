@@ -8,18 +8,15 @@ use super::{
     chunks::{digest_of, insert_places},
     database::{BATCH, Meta, RANGES, list, numbers, ranges_as_part, rows, signed, unsigned},
     driver::{Tx, query},
-    versions::pieces_of,
 };
 use crate::{
-    erasure::{Coding, MIN_FRAME, PieceCounts},
+    erasure::PieceCounts,
     meta::{MetaError, Result, reference_counts},
-    protocol::{BenefactorId, ChunkId, CodedChunk, CodedPiece, NodeId},
+    protocol::{BenefactorId, ChunkId, CodedChunk, CodedPiece},
 };
 use std::collections::HashMap;
 use whimbrel_core::Digest;
 
-/// Most nested folders; deeper nesting means damage.
-const DEEPEST: usize = 256;
 /// Chunks whose pieces are given up in one transaction.
 const RELEASED: i64 = 1000;
 
@@ -27,14 +24,6 @@ const RELEASED: i64 = 1000;
 pub(super) const LACKS_PIECE: &str = "EXISTS (SELECT 1 FROM piece WHERE piece.chunk = chunk.id AND NOT EXISTS
     (SELECT 1 FROM place held JOIN benefactor holder ON holder.id = held.benefactor
      WHERE held.chunk = piece.piece AND holder.lost = 0))";
-
-/// A chunk that is to be cut into pieces.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct ChunkToCode {
-    pub(crate) chunk: ChunkId,
-    pub(crate) digest: Digest,
-    pub(crate) places: Vec<BenefactorId>,
-}
 
 /// A piece that was stored at a benefactor.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,119 +43,27 @@ pub(crate) struct LostPiece {
     pub(crate) digest: Digest,
 }
 
-fn parse(text: &str) -> Result<Coding> {
-    serde_json::from_str(text).map_err(|_| MetaError::Damaged { what: "coding" })
-}
-
 impl Meta {
-    /// The coding set on a file or folder, and the one that applies: its own or the nearest folder's.
-    pub(crate) async fn coding(&self, node: NodeId) -> Result<(Option<Coding>, Option<Coding>)> {
-        let mut at = node;
-        for depth in 0..DEEPEST {
-            let row = query("SELECT parent, coding FROM node WHERE id = $1")
-                .bind(signed(at)?)
-                .fetch_optional(&self.read)
-                .await?;
-            let row = row.ok_or(MetaError::NotFound)?;
-            if let Some(text) = row.try_get::<Option<String>>(1)? {
-                let coding = parse(&text)?;
-                return Ok(((depth == 0).then_some(coding), Some(coding)));
-            }
-            if at == 1 {
-                break;
-            }
-            at = unsigned(row.try_get(0)?);
-        }
-        Ok((None, None))
-    }
-
-    pub(crate) async fn set_coding(&self, node: NodeId, coding: Option<&Coding>) -> Result<()> {
-        let text = coding.map(serde_json::to_string).transpose();
-        let text = text.map_err(|_| MetaError::Invalid("the coding cannot be stored"))?;
-        let done = query("UPDATE node SET coding = $2 WHERE id = $1")
-            .bind(signed(node)?)
-            .bind(text)
-            .execute(&self.write)
-            .await?;
-        if done == 1 { self.synced().await } else { Err(MetaError::NotFound) }
-    }
-
-    /// Files to which a coding applies. Of a pool without any, nothing is read.
-    pub(crate) async fn coded_files(&self) -> Result<Vec<NodeId>> {
-        let own =
-            query("SELECT 1 FROM node WHERE coding IS NOT NULL LIMIT 1").fetch_optional(&self.read).await?;
-        if own.is_none() {
-            return Ok(Vec::new());
-        }
-        let rows = query(
-            "WITH RECURSIVE below(id) AS (
-                 SELECT id FROM node WHERE coding IS NOT NULL
-                 UNION SELECT node.id FROM node JOIN below ON node.parent = below.id)
-             SELECT id FROM node WHERE folder = 0 AND version > 0 AND id IN (SELECT id FROM below)
-                 AND EXISTS (SELECT 1 FROM version WHERE version.node = node.id AND version.coded = 0) ORDER BY id",
-        )
-        .fetch_all(&self.read)
-        .await?;
-        rows.iter().map(|row| Ok(unsigned(row.try_get(0)?))).collect()
-    }
-
-    /// Versions of a file that were committed before a time and not looked at yet.
-    pub(crate) async fn versions_to_code(&self, node: NodeId, before: i64) -> Result<Vec<u64>> {
-        let rows = query("SELECT id FROM version WHERE node = $1 AND coded = 0 AND created < $2 ORDER BY id")
-            .bind(signed(node)?)
-            .bind(before.saturating_mul(1_000_000))
-            .fetch_all(&self.read)
-            .await?;
-        rows.iter().map(|row| Ok(unsigned(row.try_get(0)?))).collect()
-    }
-
-    /// Chunks of a version that are kept in copies and long enough for pieces.
-    pub(crate) async fn chunks_to_code(&self, version: u64, most: usize) -> Result<Vec<ChunkToCode>> {
-        let pieces = pieces_of(&self.map(version).await?)?;
-        let mut found = Vec::new();
-        for batch in reference_counts::numbers(&pieces).chunks(BATCH) {
-            let text = format!(
-                "SELECT id, digest FROM chunk WHERE id IN ({}) AND coded = 0 AND refs > 0 AND stored >= {MIN_FRAME}",
-                list(1, batch.len())
-            );
-            let mut query = query(text);
-            for chunk in batch {
-                query = query.bind(signed(*chunk)?);
-            }
-            for row in query.fetch_all(&self.read).await? {
-                let (chunk, digest) = (unsigned(row.try_get(0)?), digest_of(row.try_get(1)?)?);
-                found.push(ChunkToCode { chunk, digest, places: Vec::new() });
-            }
-            if found.len() >= most {
-                break;
-            }
-        }
-        found.truncate(most);
-        let ids: Vec<ChunkId> = found.iter().map(|one| one.chunk).collect();
-        let located = self.locate(&ids).await?;
-        found.iter_mut().zip(located).for_each(|(one, located)| one.places = located.places);
-        Ok(found)
-    }
-
-    /// Records that all chunks of a version were looked at.
-    pub(crate) async fn mark_coded(&self, version: u64) -> Result<()> {
-        query("UPDATE version SET coded = 1 WHERE id = $1")
-            .bind(signed(version)?)
-            .execute(&self.write)
-            .await?;
-        self.synced().await
-    }
-
     /// Counts the pieces of a chunk, which are all stored, and requires no copies of it any more. False if
-    /// the chunk is not used any more, or was cut into pieces by somebody else.
+    /// the chunk is not used any more, or was cut into pieces by somebody else, or if the session has ended
+    /// that began before they were stored: then nobody has retained them.
     pub(crate) async fn insert_pieces(
         &self,
+        session: u64,
         chunk: ChunkId,
         counts: PieceCounts,
         pieces: &[NewPiece],
         now: i64,
     ) -> Result<bool> {
         let mut tx = self.write.begin().await?;
+        let lives = query("UPDATE session SET seen = $2 WHERE id = $1")
+            .bind(signed(session)?)
+            .bind(now)
+            .execute(&mut tx)
+            .await?;
+        if lives != 1 {
+            return Ok(false);
+        }
         let coded = query("UPDATE chunk SET coded = $2, want = 0 WHERE id = $1 AND coded = 0 AND refs > 0")
             .bind(signed(chunk)?)
             .bind(counts.code())

@@ -14,6 +14,10 @@ pub fn errno_of(error: &PoolError) -> Errno {
             code::IS_A_FOLDER => Errno::EISDIR,
             code::NOT_EMPTY => Errno::ENOTEMPTY,
             code::FULL => Errno::ENOSPC,
+            code::QUOTA => {
+                tracing::warn!(because = %source, "a quota is used up");
+                Errno::EDQUOT
+            }
             code::GONE => Errno::ESTALE,
             code::INVALID => Errno::EINVAL,
             Code::FORBIDDEN => Errno::EACCES,

@@ -7,6 +7,7 @@ mod administration;
 mod call_names;
 mod groups;
 mod lists;
+mod quotas;
 mod shards;
 
 pub use administration::{
@@ -20,6 +21,7 @@ pub use lists::{
     put_aged, put_bits, put_digests, put_located, put_numbers, put_written,
 };
 
+pub use quotas::{QuotaInfo, QuotaSubject};
 pub use shards::{CodedChunk, CodedPiece, CodingOrder, MadePiece, RebuildOrder};
 
 use crate::{backup::BackupName, erasure::Coding, policy::Policy};
@@ -90,6 +92,8 @@ pub mod code {
     pub const LAST_COPY: Code = Code(0x40c);
     /// A group lacks files.
     pub const INCOMPLETE: Code = Code(0x40d);
+    /// A folder or a member would have more bytes than its quota.
+    pub const QUOTA: Code = Code(0x40e);
 }
 
 /// Number of a benefactor in maps, assigned by the manager.
@@ -535,6 +539,15 @@ call!(/// Lists the groups in a folder, those that were begun first come first. 
     ListGroups = 0x33, NodeId => ());
 call!(/// Removes all groups of a job; answer: how many went, and how many stay because of pins.
     EndJob = 0x34, String => (u64, u64));
+
+call!(/// Client to manager: has chunks of a session copied from one benefactor to another. Header: session, source,
+    /// target. Payload: digests, at most [`MAX_BATCH`]; answer: a bit for each failure.
+    OrderCopies = 0x35, (u64, BenefactorId, BenefactorId) => ());
+
+call!(/// Admin to manager: sets the quota of a folder or a member in bytes; none removes it.
+    SetQuota = 0x36, (QuotaSubject, Option<u64>) => ());
+call!(/// Lists all quotas, and what counts against them.
+    ListQuotas = 0x37, () => Vec<QuotaInfo>);
 
 call!(/// Client to benefactor: stores chunks. Header: digest and frame length of each; payload: frames.
     PutChunks = 0x40, Vec<(Digest, u32)> => ());

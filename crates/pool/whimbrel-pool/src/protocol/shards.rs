@@ -25,7 +25,7 @@ pub struct CodedChunk {
     pub chunk: ChunkId,
     /// How many pieces it has.
     pub counts: PieceCounts,
-    /// All its pieces, in order of their numbers.
+    /// All its pieces, in the order in which they should be read.
     pub pieces: Vec<CodedPiece>,
 }
 

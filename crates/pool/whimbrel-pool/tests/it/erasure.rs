@@ -185,3 +185,35 @@ fn pieces_work_the_same_in_postgresql() {
     let left = "SELECT count(*) FROM piece";
     until("their pieces are given up", || server.ask(left) == "0");
 }
+
+#[test]
+fn those_that_are_counted_lost_after_a_short_silence_are_asked_all_the_same() {
+    let mut cluster = cluster(6);
+    let (data, copied) = (noise(7, CHUNK * CHUNKS), noise(8, CHUNK * CHUNKS));
+    let (node, other) = (cluster.write("state", &data), cluster.write("copied", &copied));
+    let coding = Coding { pieces: "4+2".parse().unwrap(), after: 0 };
+    cluster.pool.block(cluster.pool.set_coding(node.id, Some(coding))).unwrap();
+    wait_coded(&cluster, node.version);
+    cluster.kill_manager();
+    // Each is lost from soon after a report of it until the next one, a second later.
+    cluster.tweak = Box::new(|options| options.lost_after = Duration::from_millis(1));
+    cluster.start_manager();
+    let lost = |cluster: &Cluster| {
+        let status = cluster.pool.block(cluster.pool.status()).unwrap();
+        status.benefactors.iter().filter(|one| one.state == "lost").count()
+    };
+    for round in 0..20 {
+        until("most are lost", || lost(&cluster) >= 5);
+        assert!(cluster.try_read(node.version).unwrap() == data, "round {round}");
+        assert!(cluster.try_read(other.version).unwrap() == copied, "round {round}");
+    }
+    cluster.kill_manager();
+    cluster.tweak = Box::new(|options| options.lost_after = LOST_AFTER);
+    cluster.start_manager();
+    cluster.wait_online(6);
+    until("everything has its copies and pieces", || {
+        let status = cluster.pool.block(cluster.pool.status()).unwrap();
+        status.repair == 0 && status.lost == 0
+    });
+    assert!(cluster.read_version(node.version) == data && cluster.read_version(other.version) == copied);
+}

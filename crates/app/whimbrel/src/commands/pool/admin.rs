@@ -1,6 +1,6 @@
 //! Administration of a pool: `whimbrel pool status`, `policy`, `versions`, `prune` and `drain`.
 
-use super::{PoolArgs, removal::labels_text};
+use super::{PoolArgs, quota::quotas_text, removal::labels_text};
 use crate::{
     argument_types::DurationArg,
     context::Context,
@@ -18,7 +18,7 @@ use whimbrel_pool::{
     chunk::Chunking,
     erasure::{Coding, PieceCounts, PieceCountsError},
     policy::{Policy, Safety},
-    protocol::{MemberLabels, MemberReport, PoolStatus, Purged, ScrubReport, VersionInfo},
+    protocol::{MemberLabels, MemberReport, PoolStatus, Purged, QuotaInfo, ScrubReport, VersionInfo},
 };
 
 /// Age from which versions are kept in pieces, if none is named.
@@ -182,11 +182,15 @@ impl Status {
             Err(error) if error.code() == Some(whimbrel_wire::Code::UNKNOWN_KIND) => MemberReport::default(),
             members => members.map_err(CliError::Pool)?,
         };
+        let quotas = match pool.block(pool.quotas()) {
+            Err(error) if error.code() == Some(whimbrel_wire::Code::UNKNOWN_KIND) => Vec::new(),
+            quotas => quotas.map_err(CliError::Pool)?,
+        };
         if self.metrics {
             return output::write(status_page(&status, &scrubs, &members).as_bytes());
         }
         let scrubs = scrubs.into_iter().map(|(benefactor, scrub)| BenefactorScrub { benefactor, scrub });
-        let shown = Shown { status, members, scrubs: scrubs.collect() };
+        let shown = Shown { status, members, quotas, scrubs: scrubs.collect() };
         context.output.result(&shown, for_people)
     }
 }
@@ -198,6 +202,7 @@ struct Shown {
     status: PoolStatus,
     #[serde(flatten)]
     members: MemberReport,
+    quotas: Vec<QuotaInfo>,
     scrubs: Vec<BenefactorScrub>,
 }
 
@@ -267,6 +272,9 @@ fn for_people(shown: &Shown) -> String {
     let mut members = table(header, rows, "no benefactors");
     if !labels.is_empty() {
         members = format!("{members}\n{}", table(["LABELS OF", ""], labels, ""));
+    }
+    if !shown.quotas.is_empty() {
+        members = format!("{members}\n{}", quotas_text(&shown.quotas));
     }
     if shown.scrubs.is_empty() {
         return format!("{about}\n{members}");

@@ -6,6 +6,7 @@ mod group;
 mod members;
 pub(crate) mod mount;
 mod pins;
+mod quota;
 mod removal;
 
 use crate::{context::Context, error::CliError};
@@ -32,6 +33,7 @@ Examples:
   whimbrel pool pins --manager MANAGER               list versions that policies do not delete
   whimbrel pool drain b1 --manager MANAGER
   whimbrel pool label b1 --rack 3 --manager MANAGER  keep copies in different racks
+  whimbrel pool quota /blast 2T --manager MANAGER    limit the bytes of a folder, or of a member
   whimbrel pool group begin /blast/step40 --files 64 --manager MANAGER    files that appear together
   whimbrel pool expel b1 --manager MANAGER           take all rights from a member
   whimbrel pool backup --manager MANAGER             back up the metadata now; done every hour by itself
@@ -66,6 +68,7 @@ enum Action {
     Label(removal::Label),
     Expel(removal::Expel),
     Forget(removal::Forget),
+    Quota(quota::Quota),
     Group(group::Group),
     Backup(backup::Backup),
     Restore(backup::Restore),
@@ -96,6 +99,7 @@ impl Args {
             Action::Label(args) => args.run(context, &runtime),
             Action::Expel(args) => args.run(context, &runtime),
             Action::Forget(args) => args.run(context, &runtime),
+            Action::Quota(args) => args.run(context, &runtime),
             Action::Group(args) => args.run(context, &runtime),
             Action::Backup(args) => args.run(context, &runtime),
             Action::Restore(args) => args.run(context, &runtime),
