@@ -28,6 +28,7 @@ mod protect;
 mod protect_work;
 mod refusals;
 mod report;
+mod rename;
 mod rewind;
 mod safe;
 mod schedule;

@@ -77,7 +77,8 @@ pub use schedule::{
     Retention, ScheduleInfo, ScheduleReport, ScheduleRequest, ScheduleRunRequest, ScheduledRun, ScheduledWork,
 };
 pub use settings::{
-    Autostart, MachineSettings, RESTARTS_MAX, RestartInfo, RestartPolicy, RestartRule, SettingsRequest,
+    Autostart, MachineSettings, RESTARTS_MAX, RenameRequest, RestartInfo, RestartPolicy, RestartRule,
+    SettingsRequest,
 };
 pub use token::{CallerInfo, NewToken, Role, RoleError, TokenInfo, TokenRequest};
 pub use transfer::{

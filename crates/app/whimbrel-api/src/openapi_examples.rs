@@ -53,7 +53,7 @@ mod tests {
             KeyChangeRequest MachineInfo MatchRequest MigrateRequest MigrationRecord NetworkInfo NetworkRequest
             NewToken Operation OutdatedReport PortsRequest PreviousCapsule PromoteReport PromoteRequest
             ProtectRequest PublishedPort PullRequest PushRequest RefRights RefVersion RemoteCapsule
-            RepairRequest ResolveRequest ResumeRequest RewindRequest RunRequest ScheduleInfo ScheduleReport
+            RenameRequest RepairRequest ResolveRequest ResumeRequest RewindRequest RunRequest ScheduleInfo ScheduleReport
             ScheduleRequest ScheduleRunRequest SettingsRequest StopRequest StoreEncryption SuspendRequest
             TagRequest Tagged TokenInfo TokenRequest TrustEntry
         };

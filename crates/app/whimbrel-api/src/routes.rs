@@ -33,6 +33,7 @@ paths! {
     MACHINE_FAILOVER = "/v1/machines/{name}/failover";
     MACHINE_PORTS = "/v1/machines/{name}/ports";
     MACHINE_SETTINGS = "/v1/machines/{name}/settings";
+    MACHINE_RENAME = "/v1/machines/{name}/rename";
     MACHINE_WWS = "/v1/machines/{name}/wws";
     EVACUATE = "/v1/evacuate";
     MACHINE_CONSOLE = "/v1/machines/{name}/console";

@@ -109,6 +109,8 @@ calls! {
     POST unpause(name: &MachineName) -> MachineInfo: routes::path(MACHINE_UNPAUSE, name);
     /// Changes settings of a machine on its host.
     POST change_settings(name: &MachineName) [request: &SettingsRequest] -> MachineInfo: routes::path(MACHINE_SETTINGS, name);
+    /// Gives another name to a machine that is off or suspended.
+    POST rename(name: &MachineName) [request: &RenameRequest] -> MachineInfo: routes::path(MACHINE_RENAME, name);
     /// Changes the memory size of a guest.
     POST balloon(name: &MachineName) [request: &BalloonRequest] -> MachineInfo: routes::path(MACHINE_BALLOON, name);
     /// Starts a checkpoint: a capsule of a machine that continues to run.

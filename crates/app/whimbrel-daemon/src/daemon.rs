@@ -149,8 +149,13 @@ impl Daemon {
 
     /// Frames that the guest of a machine may send from `nic`. An address that cannot be read allows none.
     pub(crate) fn port_filter(&self, name: &MachineName, nic: &NicConfig) -> PortFilter {
-        if self.unfiltered.contains(name) {
+        if self.is_unfiltered(name) {
             return PortFilter::Off;
+    /// Whether the guest of a machine of this name may send frames of other stations.
+    pub(crate) fn is_unfiltered(&self, name: &MachineName) -> bool {
+        self.unfiltered.contains(name)
+    }
+
         }
         PortFilter::Only(crate::network::tunnel::home::mac_of(&nic.mac).unwrap_or(Mac::BROADCAST))
     }

@@ -77,6 +77,7 @@ pub fn run(options: DaemonOptions) -> Result<(), DaemonError> {
     let host = Daemon::open(place, layout, unfiltered, images, key, runtime.handle().clone())?;
     host.recover_machines()?;
     host.start_uploads();
+    host.finish_renames();
     host.start_naming_read_capsules();
     host.start_pinning();
     host.start_networks();

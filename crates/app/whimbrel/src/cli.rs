@@ -12,7 +12,7 @@ pub(crate) const DEFAULT_SOCKET: &str = "/run/whimbrel/host.sock";
 const GROUPS: [(&str, &str); 10] = [
     (
         "Machines",
-        "launch run ssh ps top inspect console logs start stop set pause unpause balloon dirty-rate delete",
+        "launch run ssh ps top inspect console logs start stop set rename pause unpause balloon dirty-rate delete",
     ),
     (
         "Capsules",
@@ -172,6 +172,7 @@ calls! {
     Set(set::Args),
     #[command(alias = "forget")]
     Delete(delete::Args),
+    Rename(rename::Args),
     Pause(pause::Args),
     Unpause(unpause::Args),
     Balloon(balloon::Args),

@@ -29,6 +29,8 @@ pub enum DaemonError {
     NameTaken { name: MachineName },
     #[error("{} is not an earlier state of {name}", capsule.short())]
     NotItsPast { name: MachineName, capsule: CapsuleId },
+    #[error("{from} is called {to} now, but not everything of it has the new name")]
+    HalfRenamed { from: MachineName, to: MachineName, source: Box<DaemonError> },
     #[error("the record of {name} cannot be read: {reason}")]
     UnreadableRecord { name: MachineName, reason: String },
     #[error("{} cannot be read: {reason}", path.display())]
@@ -220,6 +222,7 @@ impl DaemonError {
             | Self::Unresolved { .. }
             | Self::Resolve { .. } => ErrorCode::Busy,
             Self::Thread { .. } | Self::Panicked => ErrorCode::Internal,
+            Self::HalfRenamed { source, .. } => source.code(),
         }
     }
 
@@ -313,6 +316,9 @@ impl DaemonError {
                 "resume it there, or bring it back with `whimbrel resume {to}:{name}`; if {to} is lost for good, `--reclaim`"
             ),
             Self::Migrate { source, .. } if let MigrateError::Incompatible(misfit) = &**source => misfit.hint(),
+            Self::HalfRenamed { from, .. } => {
+                format!("mend the cause and restart the daemon, which does the rest; until then nothing can be called {from}")
+            }
             Self::MissingPages { name, .. } => format!("`whimbrel start {name}` starts it and fetches the rest"),
             Self::Protect { source } if let Some(PrimaryError::Incompatible(misfit)) = source.downcast_ref() => misfit.hint(),
             Self::NoWitness { name } | Self::PrimaryAnswers { name, .. } => format!(
@@ -385,6 +391,9 @@ fn is_latched(error: &(dyn Error + 'static)) -> bool {
     std::iter::successors(Some(error), |&error| error.source())
         .filter_map(|error| error.downcast_ref::<StoreError>())
         .any(|error| matches!(error, StoreError::Latched { .. }))
+        ("running", "stopped or suspended") => format!(
+            "`whimbrel suspend {name}` saves it as it is, `whimbrel resume` continues it under its new name; or `whimbrel stop {name}`"
+        ),
 }
 
 fn io_code(error: &io::Error) -> ErrorCode {

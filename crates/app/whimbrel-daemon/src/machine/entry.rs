@@ -39,6 +39,8 @@ pub(crate) struct Machine {
     /// Whether a person decides who has it: a handover that waits for another host gives up its lock.
     resolving: AtomicBool,
     /// Where changes of its state are told, while it is in the registry.
+    /// Whether it has another name now, and another entry in the registry.
+    retired: AtomicBool,
     events: Mutex<Option<Arc<EventLog>>>,
 }
 
@@ -86,6 +88,7 @@ impl Machine {
             events: Mutex::default(),
             lock_holder: Mutex::new(None),
             lock_released: Condvar::new(),
+            retired: AtomicBool::new(false),
             data: Mutex::new(MachineData { record, running: live }),
             view: Mutex::new(View {
                 info,
@@ -135,6 +138,9 @@ impl Machine {
             return Err(DaemonError::Busy {
                 name: self.name.clone(),
                 with: format!("a {}", working.purpose),
+        if self.retired.load(Ordering::Acquire) {
+            return Err(DaemonError::machine_not_found(&self.name));
+        }
             });
         }
         *turn = Some(LockHolder { purpose: on, operation });
@@ -171,6 +177,12 @@ impl Machine {
     pub(crate) fn is_resolving(&self) -> bool {
         self.resolving.load(Ordering::Acquire)
     }
+    /// Gives the machine lock to nobody any more: the machine has another name and another entry. The caller
+    /// holds the lock.
+    pub(crate) fn retire(&self) {
+        self.retired.store(true, Ordering::Release);
+    }
+
 
     fn locked(&self, on: &'static str, operation: Option<OperationId>) -> MachineLock<'_> {
         {

@@ -147,6 +147,7 @@ fn machine_routes(calls: Calls) -> Calls {
         Pause (name: MachineName) () => move |host| host.set_paused(&name, true);
         Unpause (name: MachineName) () => move |host| host.set_paused(&name, false);
         Settings (name: MachineName) (request: SettingsRequest) => move |host| host.change_settings(&name, &request);
+        Rename (name: MachineName) (request: RenameRequest) => move |host| host.rename(&name, &request);
         Balloon (name: MachineName) (request: BalloonRequest) => move |host| host.balloon(&name, request.size);
         Checkpoint (name: MachineName) (request: CheckpointRequest) => move |host| host.checkpoint(&name, request);
         Rewind (name: MachineName) (request: RewindRequest) => move |host| host.rewind(&name, &request);

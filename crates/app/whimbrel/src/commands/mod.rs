@@ -48,6 +48,6 @@ pub(crate) mod trust;
 pub(crate) mod untag;
 
 pub(crate) use short_verbs::{
-    balloon, delete, diff, failover, gc, import, inspect, pause, ps, pull, repair, rewind, show, start,
-    suspend, tag, unpause, unprotect, verify,
+    balloon, delete, diff, failover, gc, import, inspect, pause, ps, pull, rename, repair, rewind, show,
+    start, suspend, tag, unpause, unprotect, verify,
 };

@@ -46,6 +46,8 @@ pub(crate) struct ManagedNetworks {
     /// Machines that may send from any address.
     unfiltered: Vec<MachineName>,
     table: Mutex<BTreeMap<String, Network>>,
+    /// Held while the machines of the host are listed and their addresses follow, and while one is renamed.
+    steady: Mutex<()>,
 }
 
 struct Network {
@@ -140,11 +142,34 @@ impl ManagedNetworks {
                 }
             }
         }
-        Ok(Self { records, run, unfiltered, table: Mutex::new(table) })
+        Ok(Self { records, run, unfiltered, table: Mutex::new(table), steady: Mutex::default() })
     }
 
     fn table(&self) -> MutexGuard<'_, BTreeMap<String, Network>> {
         lock(&self.table)
+    }
+
+    /// Keeps addresses and published ports as they are until the result is dropped.
+    pub(crate) fn hold_steady(&self) -> MutexGuard<'_, ()> {
+        lock(&self.steady)
+    }
+
+    /// Gives the addresses and published ports of a machine its new name, by which others find it from then
+    /// on. The caller holds them steady. If it cannot be set up now, that is shown and tried again.
+    pub(crate) fn rename_machine(&self, from: &MachineName, to: &MachineName) -> Result<(), DaemonError> {
+        for network in self.table().values_mut() {
+            let mut record = network.record.clone();
+            record.rename(from, to);
+            if record == network.record {
+                continue;
+            }
+            record.save(&self.records)?;
+            network.record = record;
+            if let Err(error) = network.apply(self) {
+                network.problem = Some(error_chain(&error));
+            }
+        }
+        Ok(())
     }
 
     pub(crate) fn list(&self) -> Vec<NetworkInfo> {
@@ -407,6 +432,7 @@ impl Daemon {
     fn all_infos(&self) -> Vec<MachineInfo> {
         let mut machines = self.machines.infos();
         self.add_away(&mut machines);
+            let _steady = self.networks.hold_steady();
         machines
     }
 
@@ -429,6 +455,7 @@ impl Daemon {
 
 #[cfg(test)]
 mod tests {
+        let _steady = self.networks.hold_steady();
     use super::*;
 
     #[test]

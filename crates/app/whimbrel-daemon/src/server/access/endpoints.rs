@@ -100,6 +100,7 @@ endpoints! {
     Pause = POST MACHINE_PAUSE: Operator Objects, "pause";
     Unpause = POST MACHINE_UNPAUSE: Operator Objects, "unpause";
     Settings = POST MACHINE_SETTINGS: Operator Objects, "set";
+    Rename = POST MACHINE_RENAME: Operator Objects, "rename";
     Balloon = POST MACHINE_BALLOON: Operator Objects, "balloon";
     Console = GET MACHINE_CONSOLE: Operator Objects, "console";
     DirtyTrace = POST MACHINE_WWS: Operator Objects, "dirty-rate";

@@ -37,7 +37,7 @@ const DOCUMENTED: [(&str, &str); 3] = [
         "operator",
         "POST /v1/machines, DELETE /v1/machines/{name}, POST /v1/machines/{name}/start, \
          POST /v1/machines/{name}/stop, POST /v1/machines/{name}/pause, POST /v1/machines/{name}/unpause, \
-         POST /v1/machines/{name}/balloon, POST /v1/machines/{name}/settings, GET /v1/machines/{name}/console, POST /v1/machines/{name}/wws, \
+         POST /v1/machines/{name}/balloon, POST /v1/machines/{name}/settings, POST /v1/machines/{name}/rename, GET /v1/machines/{name}/console, POST /v1/machines/{name}/wws, \
          POST /v1/machines/{name}/checkpoint, POST /v1/machines/{name}/suspend, POST /v1/machines/{name}/rewind, \
          POST /v1/machines/{name}/migrate, POST /v1/machines/{name}/protect, \
          DELETE /v1/machines/{name}/protect, POST /v1/machines/{name}/failover, POST /v1/resume, \
@@ -70,6 +70,7 @@ fn body(call: &str) -> Value {
     match call {
         // No machine can have so little memory.
         "POST /v1/machines" => json!({"name": "web", "memory": 1}),
+        "POST /v1/machines/{name}/rename" => json!({"name": "web"}),
         "POST /v1/machines/{name}/balloon" => json!({"size": 1}),
         "POST /v1/machines/{name}/wws" => json!({"interval_ms": 100, "duration_ms": 100}),
         "POST /v1/machines/{name}/migrate" | "POST /v1/machines/{name}/protect" => json!({"host": "beta"}),
