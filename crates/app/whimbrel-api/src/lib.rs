@@ -44,7 +44,10 @@ pub use error::{ApiError, ErrorCode};
 pub use evacuate::{EvacuateReport, EvacuateRequest, EvacuatedMachine, MoveOutcome};
 pub use event::{EventKind, HostEvent};
 pub use golden::{Attributes, GoldenMatch, MatchRequest, Terms, TermsError};
-pub use guest::{MirroredWrites, SelfService, ThrottleReport};
+pub use guest::{
+    ExecRequest, ExecResult, FileContent, FileReadRequest, FileWriteRequest, MirroredWrites, SelfService,
+    ThrottleReport,
+};
 pub use host::{HostInfo, StoreUsage, TrustEntry};
 pub use image::{
     CHECKSUM_LABEL, IMAGE_LABEL, ImageName, ImageOffer, ImageOffers, ImagePullRequest, USER_LABEL,

@@ -1,11 +1,11 @@
 //! Machines: the description of one, and the requests that change one.
 
-use crate::PortRequest;
 use crate::{
-    CapsuleRef, MachineSettings, OperationId, ProtectionInfo, RestartInfo, SelfService, TakeoverInfo,
+    CapsuleRef, MachineSettings, OperationId, PortRequest, ProtectionInfo, RestartInfo, SelfService,
+    TakeoverInfo,
 };
 use serde::{Deserialize, Serialize};
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{collections::BTreeMap, net::IpAddr, path::PathBuf};
 use utoipa::ToSchema;
 use whimbrel_core::{Accel, ByteSize, CapsuleId, HostName, MachineName, RefName};
 
@@ -201,6 +201,10 @@ pub struct NicInfo {
     pub mac: String,
     /// Bridge of the port; none if it is unplugged.
     pub bridge: Option<String>,
+    /// Addresses in its managed network, and those that qemu-ga in the guest says.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<String>)]
+    pub addresses: Vec<IpAddr>,
 }
 
 /// Body of `POST /v1/machines`: create a machine and start it.
@@ -368,6 +372,9 @@ pub struct CheckpointRequest {
     /// Take a disk-only capsule, with all disks as of one instant. The machine may be switched off.
     #[serde(default)]
     pub disks_only: bool,
+    /// Have qemu-ga freeze the guest's file systems for the pause; for disk-only capsules.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub quiesce: bool,
     /// Shrinking of guest memory before the capsule is taken.
     #[serde(default)]
     pub balloon: BalloonTarget,

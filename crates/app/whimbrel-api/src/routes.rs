@@ -34,6 +34,9 @@ paths! {
     MACHINE_PORTS = "/v1/machines/{name}/ports";
     MACHINE_SETTINGS = "/v1/machines/{name}/settings";
     MACHINE_RENAME = "/v1/machines/{name}/rename";
+    MACHINE_EXEC = "/v1/machines/{name}/exec";
+    MACHINE_FILE_READ = "/v1/machines/{name}/files/read";
+    MACHINE_FILE_WRITE = "/v1/machines/{name}/files/write";
     MACHINE_WWS = "/v1/machines/{name}/wws";
     EVACUATE = "/v1/evacuate";
     MACHINE_CONSOLE = "/v1/machines/{name}/console";

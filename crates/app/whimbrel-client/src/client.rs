@@ -111,6 +111,12 @@ calls! {
     POST change_settings(name: &MachineName) [request: &SettingsRequest] -> MachineInfo: routes::path(MACHINE_SETTINGS, name);
     /// Gives another name to a machine that is off or suspended.
     POST rename(name: &MachineName) [request: &RenameRequest] -> MachineInfo: routes::path(MACHINE_RENAME, name);
+    /// Runs a program in the guest of a machine and waits for its end.
+    POST exec(name: &MachineName) [request: &ExecRequest] -> ExecResult: routes::path(MACHINE_EXEC, name);
+    /// Reads a part of a file in the guest of a machine.
+    POST read_file(name: &MachineName) [request: &FileReadRequest] -> FileContent: routes::path(MACHINE_FILE_READ, name);
+    /// Writes a part of a file in the guest of a machine.
+    POST write_file(name: &MachineName) [request: &FileWriteRequest] -> (): routes::path(MACHINE_FILE_WRITE, name);
     /// Changes the memory size of a guest.
     POST balloon(name: &MachineName) [request: &BalloonRequest] -> MachineInfo: routes::path(MACHINE_BALLOON, name);
     /// Starts a checkpoint: a capsule of a machine that continues to run.

@@ -84,6 +84,7 @@ pub fn run(options: DaemonOptions) -> Result<(), DaemonError> {
     host.start_freeing_memory()?;
     host.start_machines_by_themselves();
     host.start_schedules();
+    host.start_asking_addresses();
     let served = runtime.block_on(serve(&options, host.clone()));
     host.close();
     host.operations().cancel_all(PATIENCE);

@@ -12,7 +12,7 @@ pub(crate) const DEFAULT_SOCKET: &str = "/run/whimbrel/host.sock";
 const GROUPS: [(&str, &str); 10] = [
     (
         "Machines",
-        "launch run ssh ps top inspect console logs start stop set rename pause unpause balloon dirty-rate delete",
+        "launch run ssh ps top inspect console logs exec cp start stop set rename pause unpause balloon dirty-rate delete",
     ),
     (
         "Capsules",
@@ -167,12 +167,14 @@ calls! {
     Inspect(inspect::Args),
     Console(console::Args),
     Logs(logs::Args),
+    Exec(exec::Args),
+    Cp(cp::Args),
     Start(start::Args),
     Stop(stop::Args),
     Set(set::Args),
+    Rename(rename::Args),
     #[command(alias = "forget")]
     Delete(delete::Args),
-    Rename(rename::Args),
     Pause(pause::Args),
     Unpause(unpause::Args),
     Balloon(balloon::Args),

@@ -11,6 +11,7 @@
 mod confinement;
 mod console;
 mod file_access;
+mod guest_agent;
 mod image;
 mod launch;
 mod machine;
@@ -22,6 +23,10 @@ mod state;
 
 pub use console::{Console, ConsoleState, Ended, HeldOutputState, Subscription};
 pub use file_access::restricts_files;
+pub use guest_agent::{
+    AgentAnswer, AnswerDecoder, ExecStatus, FileChunk, GuestInterface, QEMU_GA_PORT, QemuGa, QemuGaError,
+    QemuGaSession, request, sync_request,
+};
 pub use image::{Conversion, ImageError, ImageFormat};
 pub use launch::{LaunchError, LaunchSpec, RamBacking, Sharing, SpecError, TapDevices, Vmgenid};
 pub use machine::{BalloonStats, Qemu, QemuDescriptors, QemuState, Status, VmIdentity};

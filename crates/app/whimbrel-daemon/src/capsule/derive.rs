@@ -157,7 +157,8 @@ impl Core {
 /// The parent's configuration with the changes of the request. NICs get new addresses, as two machines must
 /// not share one.
 fn derived_config(manifest: &Manifest, request: &DeriveRequest) -> Result<MachineConfig, DaemonError> {
-    let mut config = manifest.machine.clone();
+    // It boots, so no state was saved without the port for qemu-ga.
+    let mut config = MachineConfig { agent_port: true, ..manifest.machine.clone() };
     if config.disks.is_empty() {
         return Err(DaemonError::invalid("the capsule has no disks to boot from"));
     }

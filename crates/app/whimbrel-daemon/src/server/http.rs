@@ -148,6 +148,9 @@ fn machine_routes(calls: Calls) -> Calls {
         Unpause (name: MachineName) () => move |host| host.set_paused(&name, false);
         Settings (name: MachineName) (request: SettingsRequest) => move |host| host.change_settings(&name, &request);
         Rename (name: MachineName) (request: RenameRequest) => move |host| host.rename(&name, &request);
+        Exec (name: MachineName) (request: ExecRequest) => move |host| host.exec(&name, &request);
+        ReadFile (name: MachineName) (request: FileReadRequest) => move |host| host.read_guest_file(&name, &request);
+        WriteFile (name: MachineName) (request: FileWriteRequest) => move |host| host.write_guest_file(&name, &request);
         Balloon (name: MachineName) (request: BalloonRequest) => move |host| host.balloon(&name, request.size);
         Checkpoint (name: MachineName) (request: CheckpointRequest) => move |host| host.checkpoint(&name, request);
         Rewind (name: MachineName) (request: RewindRequest) => move |host| host.rewind(&name, &request);
@@ -400,6 +403,7 @@ fn machine(host: &Arc<Daemon>, name: &MachineName) -> Result<MachineInfo, Daemon
     host.uploads.add_to(&mut info);
     host.self_starts.add_to(&mut info);
     host.schedules.add_to(&mut info);
+    host.add_addresses(&mut info);
     let [info] = info;
     Ok(info)
 }

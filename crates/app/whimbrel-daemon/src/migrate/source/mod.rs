@@ -25,6 +25,7 @@ use crate::{
         entry::{Machine, MachineLock},
         record::Record,
     },
+    migrate::agent_port,
     network::{late_frames, offloads},
     protect::StandbySeeding,
     server::peer_rpc::PeerLink,
@@ -175,6 +176,7 @@ impl Daemon {
     ) -> Result<HandedOverMachine, DaemonError> {
         let (record, live) = turn.parts()?;
         offloads::check(link.connection(), &request.host, live)?;
+        agent_port::check(link.connection(), &request.host, &record.config)?;
         let mut prepared = self.prepare(record, live, request, reporter)?;
         // The markers stay until the migration has ended.
         let _marks = shared_storage::write_markers(record, &mut prepared.offer);

@@ -176,6 +176,15 @@ impl ManagedNetworks {
         self.table().values().map(Network::info).collect()
     }
 
+    /// Adds the addresses that machines have in these networks.
+    pub(crate) fn add_addresses(&self, machines: &mut [MachineInfo]) {
+        let table = self.table();
+        for nic in machines.iter_mut().flat_map(|machine| &mut machine.nics) {
+            let network = nic.bridge.as_ref().and_then(|bridge| table.get(bridge));
+            nic.addresses.extend(network.and_then(|network| network.record.address_at(&nic.mac)));
+        }
+    }
+
     /// One network, with its TCP ports tried.
     pub(crate) fn show(&self, name: &str) -> Result<NetworkInfo, DaemonError> {
         let mut info = self.table().get(name).map(Network::info).ok_or_else(|| self.not_found(name))?;
@@ -423,6 +432,7 @@ impl Daemon {
     /// Makes the networks what their records say, as far as that is possible now.
     pub(crate) fn set_networks_up(&self) {
         if !self.networks.table().is_empty() {
+            let _steady = self.networks.hold_steady();
             let forget = self.machines.unreadable.check_none().is_ok();
             self.networks.reconcile(&self.all_infos(), forget);
         }
@@ -432,7 +442,6 @@ impl Daemon {
     fn all_infos(&self) -> Vec<MachineInfo> {
         let mut machines = self.machines.infos();
         self.add_away(&mut machines);
-            let _steady = self.networks.hold_steady();
         machines
     }
 
@@ -446,6 +455,7 @@ impl Daemon {
         name: &MachineName,
         request: &PortsRequest,
     ) -> Result<Vec<PublishedPort>, DaemonError> {
+        let _steady = self.networks.hold_steady();
         self.machines.get(name)?;
         // The machine may be newer than its address.
         self.networks.reconcile(&self.all_infos(), false);
@@ -455,7 +465,6 @@ impl Daemon {
 
 #[cfg(test)]
 mod tests {
-        let _steady = self.networks.hold_steady();
     use super::*;
 
     #[test]

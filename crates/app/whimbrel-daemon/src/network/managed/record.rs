@@ -126,6 +126,12 @@ impl NetworkRecord {
         leases.chain(ports).filter(|machine| *machine == from).for_each(|machine| *machine = to.clone());
     }
 
+    /// Address of the port with a hardware address.
+    pub(crate) fn address_at(&self, text: &str) -> Option<std::net::IpAddr> {
+        let lease = self.leases.get(&mac(text)?.to_string())?;
+        Some(lease.address.into())
+    }
+
     /// Address of a machine: that of its first port in this network.
     pub(crate) fn address_of(&self, machine: &MachineName) -> Option<Ipv4Addr> {
         self.leases.values().find(|lease| lease.machine == *machine).map(|lease| lease.address)

@@ -103,6 +103,9 @@ endpoints! {
     Rename = POST MACHINE_RENAME: Operator Objects, "rename";
     Balloon = POST MACHINE_BALLOON: Operator Objects, "balloon";
     Console = GET MACHINE_CONSOLE: Operator Objects, "console";
+    Exec = POST MACHINE_EXEC: Operator Objects, "exec";
+    ReadFile = POST MACHINE_FILE_READ: Operator Objects, "cp";
+    WriteFile = POST MACHINE_FILE_WRITE: Operator Objects, "cp";
     DirtyTrace = POST MACHINE_WWS: Operator Objects, "dirty-rate";
     Checkpoint = POST MACHINE_CHECKPOINT: Operator Objects, "checkpoint";
     Rewind = POST MACHINE_REWIND: Operator Objects, "rewind";

@@ -91,6 +91,9 @@ named! {
     ResolveRequest: |_| vec![];
     PortsRequest: |_| vec![];
     SettingsRequest: |_| vec![];
+    ExecRequest: |_| vec![];
+    FileReadRequest: |_| vec![];
+    FileWriteRequest: |_| vec![];
     RenameRequest: |it| vec![Machine(it.name.clone())];
     ScheduleRunRequest: |_| vec![];
     ScheduleRequest: |it| vec![it.work.machine().cloned().map_or(Everything, Machine)];

@@ -37,7 +37,8 @@ const DOCUMENTED: [(&str, &str); 3] = [
         "operator",
         "POST /v1/machines, DELETE /v1/machines/{name}, POST /v1/machines/{name}/start, \
          POST /v1/machines/{name}/stop, POST /v1/machines/{name}/pause, POST /v1/machines/{name}/unpause, \
-         POST /v1/machines/{name}/balloon, POST /v1/machines/{name}/settings, POST /v1/machines/{name}/rename, GET /v1/machines/{name}/console, POST /v1/machines/{name}/wws, \
+         POST /v1/machines/{name}/balloon, POST /v1/machines/{name}/settings, POST /v1/machines/{name}/rename, POST /v1/machines/{name}/exec, \
+         POST /v1/machines/{name}/files/read, POST /v1/machines/{name}/files/write, GET /v1/machines/{name}/console, POST /v1/machines/{name}/wws, \
          POST /v1/machines/{name}/checkpoint, POST /v1/machines/{name}/suspend, POST /v1/machines/{name}/rewind, \
          POST /v1/machines/{name}/migrate, POST /v1/machines/{name}/protect, \
          DELETE /v1/machines/{name}/protect, POST /v1/machines/{name}/failover, POST /v1/resume, \
@@ -71,6 +72,9 @@ fn body(call: &str) -> Value {
         // No machine can have so little memory.
         "POST /v1/machines" => json!({"name": "web", "memory": 1}),
         "POST /v1/machines/{name}/rename" => json!({"name": "web"}),
+        "POST /v1/machines/{name}/exec" => json!({"command": ["true"]}),
+        "POST /v1/machines/{name}/files/read" => json!({"path": "/etc/hostname", "length": 1}),
+        "POST /v1/machines/{name}/files/write" => json!({"path": "/tmp/x", "data": ""}),
         "POST /v1/machines/{name}/balloon" => json!({"size": 1}),
         "POST /v1/machines/{name}/wws" => json!({"interval_ms": 100, "duration_ms": 100}),
         "POST /v1/machines/{name}/migrate" | "POST /v1/machines/{name}/protect" => json!({"host": "beta"}),
