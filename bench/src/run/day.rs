@@ -30,6 +30,16 @@ pub(super) const EXPERIMENTS: &[Experiment] = &[
         about: "ask a guest and wait, beside a QEMU with its own tap",
         run: latency,
     },
+    Experiment {
+        rows: &["smp.migrate"],
+        about: "move a guest whose four CPUs all write, beside one with a single CPU",
+        run: super::smp::migrate,
+    },
+    Experiment {
+        rows: &["clock"],
+        about: "ask guests for the time after a hundred moves",
+        run: super::clock::clock,
+    },
 ];
 
 const MEMORY: ByteSize = ByteSize(512 << 20);

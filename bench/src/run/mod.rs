@@ -5,6 +5,7 @@
 mod campaign;
 mod checkpoint;
 mod clients;
+mod clock;
 mod clone;
 mod control;
 mod day;
@@ -37,6 +38,7 @@ mod scan;
 mod scan_kvm;
 mod session;
 mod sets;
+mod smp;
 mod store;
 mod stores;
 mod throughput;
