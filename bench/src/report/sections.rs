@@ -432,6 +432,11 @@ const DAY: Section = Section {
         ),
         ("net.latency", "Round trips of datagrams to a guest, one at a time, the same two ways."),
         (
+            "launch.cached",
+            "A Debian image that is in the store, from the command until sshd in the guest greets.",
+        ),
+        ("image.store", "Bytes kept of five images of one Debian release, beside their qcow2 files."),
+        (
             "smp.migrate",
             "Downtime of a guest whose four CPUs all write, beside one that writes as much with one; memory checked.",
         ),

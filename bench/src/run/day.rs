@@ -31,6 +31,16 @@ pub(super) const EXPERIMENTS: &[Experiment] = &[
         run: latency,
     },
     Experiment {
+        rows: &["launch.cached"],
+        about: "launch a Debian image that is here already, until sshd greets",
+        run: super::debian_images::launch,
+    },
+    Experiment {
+        rows: &["image.store"],
+        about: "keep five images of one release, beside their files",
+        run: super::debian_images::store,
+    },
+    Experiment {
         rows: &["smp.migrate"],
         about: "move a guest whose four CPUs all write, beside one with a single CPU",
         run: super::smp::migrate,

@@ -9,6 +9,7 @@ mod clock;
 mod clone;
 mod control;
 mod day;
+mod debian_images;
 mod disk_time;
 mod downtime;
 mod images;
