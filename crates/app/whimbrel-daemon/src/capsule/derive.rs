@@ -228,7 +228,10 @@ mod tests {
         let config = derived_config(&parent, &request()).unwrap();
         assert_eq!(config.nics[0].bridge, parent.machine.nics[0].bridge);
         assert_ne!(config.nics[0].mac, parent.machine.nics[0].mac);
-        assert_eq!(MachineConfig { nics: parent.machine.nics.clone(), ..config }, parent.machine);
+        // Its own port for qemu-ga: it boots, whatever the parent had.
+        assert!(config.agent_port && !parent.machine.agent_port);
+        let nics = parent.machine.nics.clone();
+        assert_eq!(MachineConfig { nics, agent_port: false, ..config }, parent.machine);
     }
 
     #[test]

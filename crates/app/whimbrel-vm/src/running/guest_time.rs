@@ -20,7 +20,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// Lag that is left as it is: that of the measurement.
 const LAG_MAX: Duration = Duration::from_millis(10);
 /// Attempts to set the clock: an answer may be late, and the clock then is.
-const SETTINGS_MAX: u32 = 4;
+const SETTINGS_MAX: u32 = 6;
 
 /// Takes care of the guest of a machine that runs again, in the background.
 pub(super) fn follow(ga: QemuGa, ours: AgentCommands, machine: MachineName) {
@@ -52,20 +52,33 @@ fn care(session: &mut QemuGaSession<'_>, ours: &AgentCommands) -> Result<Option<
     if ours.sets_clock() {
         return Ok(None);
     }
-    let mut forward = None;
+    let (mut forward, mut by_program) = (None, false);
     for _ in 0..SETTINGS_MAX {
         let (lag, round_trip) = lag_of(session)?;
         if lag <= LAG_MAX.max(round_trip / 2) {
             break;
         }
         let wanted = since_1970() + round_trip / 2;
-        match session.set_time(i64::try_from(wanted.as_nanos()).unwrap_or(i64::MAX)) {
-            // The next look tells whether it was set: only the hardware clock may have failed.
-            Ok(()) | Err(QemuGaError::Refused { .. }) => forward = Some(forward.unwrap_or(lag)),
+        let set = match by_program {
+            true => session.exec(&date(wanted), &[], &[]).map(drop),
+            false => session.set_time(i64::try_from(wanted.as_nanos()).unwrap_or(i64::MAX)),
+        };
+        match set {
+            Ok(()) => {}
+            // The next look tells whether only the hardware clock could not be set, or nothing.
+            Err(QemuGaError::Refused { .. }) => by_program = true,
             Err(error) => return Err(error),
         }
+        forward = Some(forward.unwrap_or(lag));
     }
     Ok(forward)
+}
+
+/// Command that sets the clock of a guest without a program for its hardware clock, without which qemu-ga sets
+/// none.
+fn date(time: Duration) -> [String; 4] {
+    let time = format!("@{}.{:09}", time.as_secs(), time.subsec_nanos());
+    ["date".to_owned(), "-u".to_owned(), "-s".to_owned(), time]
 }
 
 /// By how much the guest's wall clock is behind, and how long the question took.
