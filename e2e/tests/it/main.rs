@@ -8,6 +8,7 @@ mod bases_live;
 mod capsules;
 mod clients;
 mod clones;
+mod cpu;
 mod encryption;
 mod evacuate;
 mod faults;

@@ -48,7 +48,7 @@ pub use guest::{
     ExecRequest, ExecResult, FileContent, FileReadRequest, FileWriteRequest, MirroredWrites, SelfService,
     ThrottleReport,
 };
-pub use host::{HostInfo, StoreUsage, TrustEntry};
+pub use host::{CpuBaseline, CpuBaselineRequest, CpuHost, HostInfo, StoreUsage, TrustEntry};
 pub use image::{
     CHECKSUM_LABEL, IMAGE_LABEL, ImageName, ImageOffer, ImageOffers, ImagePullRequest, USER_LABEL,
 };

@@ -223,8 +223,8 @@ pub struct RunRequest {
     /// Number of virtual CPUs.
     #[serde(default = "one")]
     pub cpus: u32,
-    /// CPU model: `x86-64-v2`, `x86-64-v3`, `host` (KVM only), `max`, or a name of QEMU, with features to add
-    /// or leave out (`Haswell,-hle`) [default: max].
+    /// CPU model: `x86-64-v2`, `x86-64-v3`, `host` (KVM only), `max`, `baseline` (what this host and all that
+    /// it trusts have), or a name of QEMU, with features to add or leave out (`Haswell,-hle`) [default: max].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu: Option<String>,
     /// Absolute path of a kernel to load directly, instead of booting from the first disk.

@@ -48,7 +48,7 @@ mod tests {
     fn every_example_is_one_of_its_type() {
         let tried = read_all! {
             ApiError BalloonRequest CacheAddRequest CacheInfo CallerInfo CapsuleDiff CapsuleInfo CapsuleRef
-            CheckpointRequest CloneRequest DeriveRequest DirtyTraceRequest EvacuateRequest ExecRequest ExecResult ExportRequest
+            CheckpointRequest CloneRequest CpuBaseline CpuBaselineRequest DeriveRequest DirtyTraceRequest EvacuateRequest ExecRequest ExecResult ExportRequest
             FailoverRequest FileContent FileReadRequest FileWriteRequest GoldenMatch GraphNode HostEvent HostInfo ImageOffers ImagePullRequest ImportRequest
             KeyChangeRequest MachineInfo MatchRequest MigrateRequest MigrationRecord NetworkInfo NetworkRequest
             NewToken Operation OutdatedReport PortsRequest PreviousCapsule PromoteReport PromoteRequest

@@ -68,6 +68,7 @@ paths! {
     IMAGES = "/v1/images";
     PUSH = "/v1/push";
     REMOTE = "/v1/remote/{host}";
+    CPU_BASELINE = "/v1/cpu/baseline";
     CACHE = "/v1/cache";
     NETWORKS = "/v1/networks";
     NETWORK = "/v1/networks/{name}";

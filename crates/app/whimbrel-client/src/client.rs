@@ -191,6 +191,8 @@ calls! {
     POST push() [request: &PushRequest] -> Operation: PUSH;
     /// Capsules that a trusted host offers.
     GET remote(host: &HostName) -> Vec<RemoteCapsule>: routes::path(REMOTE, host);
+    /// CPU model that the host and others have in common.
+    POST cpu_baseline() [request: &CpuBaselineRequest] -> CpuBaseline: CPU_BASELINE;
     /// Statistics of the hash cache.
     GET cache() -> CacheInfo: CACHE;
     /// Starts to index a file in the hash cache.

@@ -218,7 +218,7 @@ impl Daemon {
         }
         let machine = qemu.machine_type(MACHINE).unwrap_or(MACHINE).to_owned();
         let accel = request.accel.unwrap_or_else(|| whimbrel_qemu::best_accel(qemu));
-        let cpu = cpu_model(request.cpu.as_deref().unwrap_or(CPU), accel)
+        let cpu = cpu_model(&self.asked_cpu(request.cpu.as_deref().unwrap_or(CPU))?, accel)
             .map_err(|error| DaemonError::Invalid { reason: error.to_string() })?;
         let config = MachineConfig {
             memory: request.memory,

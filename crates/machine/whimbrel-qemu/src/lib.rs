@@ -10,6 +10,7 @@
 
 mod confinement;
 mod console;
+mod cpu_features;
 mod file_access;
 mod guest_agent;
 mod image;
@@ -22,6 +23,7 @@ mod qmp;
 mod state;
 
 pub use console::{Console, ConsoleState, Ended, HeldOutputState, Subscription};
+pub use cpu_features::{common_cpu_features, cpu_model_of};
 pub use file_access::restricts_files;
 pub use guest_agent::{
     AgentAnswer, AnswerDecoder, ExecStatus, FileChunk, GuestInterface, QEMU_GA_PORT, QemuGa, QemuGaError,

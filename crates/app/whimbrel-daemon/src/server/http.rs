@@ -184,6 +184,7 @@ fn capsule_routes(calls: Calls) -> Calls {
     routes! { calls;
         Resume () (request: ResumeRequest) => move |host| host.resume(request);
         Clone () (request: CloneRequest) => move |host| host.clone_machines(request);
+        CpuBaseline () (request: CpuBaselineRequest) => move |host| host.cpu_baseline(&request);
         Match () (request: MatchRequest) => move |host| host.match_golden(&request);
         Derive () (request: DeriveRequest) => move |host| host.derive(request);
         Promote () (request: PromoteRequest) => move |host| host.promote(request);

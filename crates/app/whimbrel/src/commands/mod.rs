@@ -7,6 +7,7 @@ pub(crate) mod clone;
 pub(crate) mod completions;
 pub(crate) mod console;
 pub(crate) mod cp;
+pub(crate) mod cpu;
 pub(crate) mod derive;
 pub(crate) mod dial_stdio;
 pub(crate) mod dirty_rate;

@@ -90,6 +90,7 @@ endpoints! {
     Outdated = GET CAPSULE_REBASE: Viewer Everything, "outdated";
     Match = POST MATCH: Viewer Everything, "match";
     Remote = GET REMOTE: Viewer Everything, "ls --from";
+    CpuBaseline = POST CPU_BASELINE: Viewer Everything, "cpu baseline";
     Cache = GET CACHE: Viewer Everything, "cache";
     Trusted = GET TRUST: Viewer Everything, "trust ls";
 

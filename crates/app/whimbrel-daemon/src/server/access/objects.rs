@@ -101,6 +101,7 @@ named! {
     CacheAddRequest: |_| vec![Everything];
     KeyChangeRequest: |_| vec![Everything];
     EvacuateRequest: |_| vec![Everything];
+    CpuBaselineRequest: |_| vec![Everything];
     MatchRequest: |_| vec![Everything];
     RepairRequest: |_| vec![Everything];
     NetworkRequest: |_| vec![Everything];
