@@ -106,7 +106,7 @@ pub enum RestartPolicy {
 pub struct RenameRequest {
     /// New name of the machine, which must be free.
     #[schema(value_type = String)]
-    pub name: MachineName,
+    pub to: MachineName,
 }
 
 /// Body of `POST /v1/machines/{name}/settings`: what is absent stays as it is.

@@ -28,7 +28,7 @@ impl Daemon {
         name: &MachineName,
         request: &RenameRequest,
     ) -> Result<MachineInfo, DaemonError> {
-        let to = &request.name;
+        let to = &request.to;
         let machine = self.machines.get(name)?;
         let _free = self.machines.reserve(to, false)?;
         let turn = machine.try_lock("rename", None)?;
@@ -262,7 +262,7 @@ mod tests {
     }
 
     fn to(text: &str) -> RenameRequest {
-        RenameRequest { name: name(text) }
+        RenameRequest { to: name(text) }
     }
 
     /// A machine `web` that is suspended, with a seed in its folder, a snapshot, a tag of its guest and a

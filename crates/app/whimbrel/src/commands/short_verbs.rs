@@ -330,7 +330,7 @@ Examples:
             to: MachineName,
         };
         |args, context| {
-            let machine = context.client.rename(&args.name, &RenameRequest { name: args.to }).await?;
+            let machine = context.client.rename(&args.name, &RenameRequest { to: args.to }).await?;
             context.output.result(&machine, machine_text::sentence)
         }
     }

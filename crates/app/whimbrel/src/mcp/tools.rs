@@ -243,7 +243,8 @@ mod tests {
     fn without_leave_no_tool_changes_anything() {
         let names: Vec<String> = all(false).into_iter().map(|tool| tool.name).collect();
         assert!(names.len() > 25 && names.contains(&"console_log".to_owned()), "{names:?}");
-        assert!(all(false).iter().all(|tool| tool.method == "GET" || LOOK_BY_POST.contains(&&*tool.name)));
+        let looks = |name: &str| LOOK_BY_POST.iter().any(|id| snake_case(id) == name);
+        assert!(all(false).iter().all(|tool| tool.method == "GET" || looks(&tool.name)));
         assert!(all(true).len() > names.len() + 40);
         assert!(all(true).iter().all(|tool| tool.name != "create_token"), "its answer is a secret");
     }

@@ -94,7 +94,7 @@ named! {
     ExecRequest: |_| vec![];
     FileReadRequest: |_| vec![];
     FileWriteRequest: |_| vec![];
-    RenameRequest: |it| vec![Machine(it.name.clone())];
+    RenameRequest: |it| vec![Machine(it.to.clone())];
     ScheduleRunRequest: |_| vec![];
     ScheduleRequest: |it| vec![it.work.machine().cloned().map_or(Everything, Machine)];
     DirtyTraceRequest: |_| vec![];

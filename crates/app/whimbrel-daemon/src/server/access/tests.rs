@@ -71,7 +71,7 @@ fn body(call: &str) -> Value {
     match call {
         // No machine can have so little memory.
         "POST /v1/machines" => json!({"name": "web", "memory": 1}),
-        "POST /v1/machines/{name}/rename" => json!({"name": "web"}),
+        "POST /v1/machines/{name}/rename" => json!({"to": "web"}),
         "POST /v1/machines/{name}/exec" => json!({"command": ["true"]}),
         "POST /v1/machines/{name}/files/read" => json!({"path": "/etc/hostname", "length": 1}),
         "POST /v1/machines/{name}/files/write" => json!({"path": "/tmp/x", "data": ""}),
