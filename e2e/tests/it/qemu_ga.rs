@@ -58,7 +58,8 @@ fn programs_and_files_of_a_guest_are_used_from_its_host() {
 
     // Longer than some parts, and not a multiple of one.
     let (out, back) = (cluster.disk.path().join("out"), cluster.disk.path().join("back"));
-    let content: Vec<u8> = (0..700_001_u32).flat_map(|number| (number * 7919).to_le_bytes()).collect();
+    let content: Vec<u8> =
+        (0..700_001_u32).flat_map(|number| number.wrapping_mul(7919).to_le_bytes()).collect();
     std::fs::write(&out, &content).expect("a file");
     let text = |path: &Path| path.to_str().expect("a path in UTF-8").to_owned();
     alpha.run(&["cp", &text(&out), "web:/mnt/copy"]);

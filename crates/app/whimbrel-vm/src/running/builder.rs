@@ -143,7 +143,7 @@ impl MachineBuilder {
                 guest: attached.guest,
                 qemu_ga: attached.qemu_ga,
                 name: self.setup.name,
-                loaded: false,
+                clock_is_behind: false,
                 runtime_dir: slot,
                 paused: true,
                 stall: self.stall,

@@ -100,8 +100,8 @@ pub struct RunningMachine {
     /// Port of qemu-ga in its guest, if the machine has one.
     pub qemu_ga: Option<QemuGa>,
     name: MachineName,
-    /// Whether it goes on from a device state, so that its guest's clock is behind.
-    loaded: bool,
+    /// Whether it goes on from a device state and has not run since, so that its guest's clock is behind.
+    clock_is_behind: bool,
     runtime_dir: RuntimeDir,
     paused: bool,
     /// Reason why it waits for other hosts, if it does.
@@ -139,7 +139,7 @@ impl RunningMachine {
             action: "load the device state",
             source: source.into(),
         })?;
-        self.loaded = true;
+        self.clock_is_behind = true;
         match self.runtime_dir.ram_file() {
             RamFile::Own => Ok(()),
             RamFile::Template => self.runtime_dir.save_loaded_state(device_state),
@@ -149,11 +149,7 @@ impl RunningMachine {
     /// Opens the network ports and runs the CPUs.
     pub fn start(&mut self) -> Result<(), RunningError> {
         self.open_ports();
-        self.set_paused(false)?;
-        if self.loaded {
-            self.follow_guest_time();
-        }
-        Ok(())
+        self.set_paused(false)
     }
 
     /// Has qemu-ga set the guest's clock forward, in the background.
@@ -187,6 +183,10 @@ impl RunningMachine {
             Ok(()) => paused,
             Err(_) => self.qemu.status().map_or(self.paused || paused, |status| !status.running),
         };
+        // Resumes, moves and takeovers all come here.
+        if !self.paused && std::mem::take(&mut self.clock_is_behind) {
+            self.follow_guest_time();
+        }
         done.map_err(|source| RunningError::Qemu { action: "pause or unpause", source: source.into() })
     }
 
