@@ -1,5 +1,5 @@
-//! `clock`: by how much the wall clock of a guest is off after many moves. Each move stops it for the pause, and
-//! the agent in the guest sets it forward: ours, or the one that distributions have.
+//! `clock`: by how much the wall clock of a guest is off after many moves. Each move stops it for the
+//! pause, and the agent in the guest sets it forward: ours, or the one that distributions have.
 
 use super::Context;
 use super::migrate::linked;

@@ -1,5 +1,5 @@
-//! Debian's own qemu-ga in a guest: programs, files, addresses, file systems at rest, and the wall clock after
-//! a machine stood still. And machines of before, which have no port for it.
+//! Debian's own qemu-ga in a guest: programs, files, addresses, file systems at rest, and the wall clock
+//! after a machine stood still. And machines of before, which have no port for it.
 
 use serde_json::Value;
 use std::{

@@ -1,9 +1,9 @@
 //! Wall clock: set forward after the machine stood still.
 //!
 //! All clocks of a guest stand still while it is paused, suspended or between two hosts. The monotonic ones
-//! are right so. The wall clock is set to the host's if it is behind: each move of a machine adds to that, and
-//! none is noticed by the guest's own time synchronisation before its next look. It is never set back, for
-//! programs bear that badly.
+//! are right so. The wall clock is set to the host's if it is behind: each move of a machine adds to that,
+//! and none is noticed by the guest's own time synchronisation before its next look. It is never set back,
+//! for programs bear that badly.
 
 use rustix::time::{ClockId, Timespec, clock_settime};
 use std::{

@@ -74,7 +74,8 @@ pub struct ExecRequest {
     /// Input of the program, in Base64.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub input: String,
-    /// Seconds to wait for its end, at most an hour [default: 60]. After that the request fails, and the program runs on.
+    /// Seconds to wait for its end, at most an hour [default: 60]. After that the request fails, and the
+    /// program runs on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_s: Option<u64>,
 }
@@ -103,7 +104,7 @@ pub struct ExecResult {
 pub struct FileReadRequest {
     /// Path in the guest.
     pub path: String,
-    /// First byte.
+    /// Place of the first byte to read.
     #[serde(default)]
     pub offset: u64,
     /// Most bytes, up to 512 KiB.

@@ -1,8 +1,7 @@
 //! Machines: the description of one, and the requests that change one.
 
 use crate::{
-    CapsuleRef, MachineSettings, OperationId, PortRequest, ProtectionInfo, RestartInfo, SelfService,
-    TakeoverInfo,
+    CapsuleRef, MachineSettings, OperationId, ProtectionInfo, RestartInfo, SelfService, TakeoverInfo,
 };
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, net::IpAddr, path::PathBuf};
@@ -223,8 +222,8 @@ pub struct RunRequest {
     /// Number of virtual CPUs.
     #[serde(default = "one")]
     pub cpus: u32,
-    /// CPU model: `x86-64-v2`, `x86-64-v3`, `host` (KVM only), `max`, `baseline` (what this host and all that
-    /// it trusts have), or a name of QEMU, with features to add or leave out (`Haswell,-hle`) [default: max].
+    /// CPU model: `x86-64-v2`, `x86-64-v3`, `host` (KVM only), `max`, `baseline` (of all trusted hosts), or a
+    /// name of QEMU, with features to add or leave out (`Haswell,-hle`) [default: max].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu: Option<String>,
     /// Absolute path of a kernel to load directly, instead of booting from the first disk.
@@ -246,7 +245,7 @@ pub struct RunRequest {
     pub cloud_init: Option<CloudInit>,
     /// Ports of the host that lead to the machine; it needs a port in a managed network.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub publish: Vec<PortRequest>,
+    pub publish: Vec<crate::PortRequest>,
     /// Executor of guest instructions [default: kvm if it works on the host, else tcg].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]

@@ -675,7 +675,7 @@ class FileReadRequest(TypedDict):
 
     #: Most bytes, up to 512 KiB.
     length: int
-    #: First byte.
+    #: Place of the first byte to read.
     offset: NotRequired[int]
     #: Path in the guest.
     path: str
@@ -2292,9 +2292,8 @@ class RunRequest(TypedDict):
     #: Command line of the kernel.
     append: NotRequired[str | None]
     cloud_init: NotRequired[CloudInit | None]
-    #: CPU model: `x86-64-v2`, `x86-64-v3`, `host` (KVM only), `max`, `baseline` (what this host and
-    #: all that it trusts have), or a name of QEMU, with features to add or leave out
-    #: (`Haswell,-hle`) [default: max].
+    #: CPU model: `x86-64-v2`, `x86-64-v3`, `host` (KVM only), `max`, `baseline` (of all trusted
+    #: hosts), or a name of QEMU, with features to add or leave out (`Haswell,-hle`) [default: max].
     cpu: NotRequired[str | None]
     #: Number of virtual CPUs.
     cpus: NotRequired[int]

@@ -165,10 +165,7 @@ impl Daemon {
         let stored_before = self.stored_bytes();
         let writer = self.store.writer().map_err(refs::store_error("begin to write"))?;
         live.align_disks(|index, disk| self.alignment_for(record, index, disk))?;
-        let mut capture = live.begin_capture(&writer, wanted.arrays)?;
-        if wanted.quiesce {
-            capture.quiesce();
-        }
+        let mut capture = live.begin_capture(&writer, wanted.arrays)?.quiesced(wanted.quiesce);
         let policy = checkpoint_policy(was_paused);
         let mut told = |progress| {
             report(reporter, progress);

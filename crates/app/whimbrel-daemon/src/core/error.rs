@@ -280,9 +280,29 @@ impl DaemonError {
         })
     }
 
+    /// What to do about a guest in which a program or qemu-ga does not do what it should.
+    fn guest_hint(&self) -> Option<String> {
+        Some(match self {
+            Self::NoAgentPort { name } => format!(
+                "it was made before there was one: `whimbrel stop {name}`, then `whimbrel start {name}` gives it one"
+            ),
+            Self::Agent { name, source: QemuGaError::Silent { .. } } => no_agent(name),
+            Self::Capture { source } if is_silent_agent(source) => no_agent("NAME"),
+            Self::StillExecutes { name, pid, .. } => {
+                format!("wait longer with --timeout, or end it: `whimbrel exec {name} -- kill {pid}`")
+            }
+            _ => return None,
+        })
+    }
+
+    /// The hint of a family of errors, if this is one of a family.
+    fn own_hint(&self) -> Option<String> {
+        self.file_hint().or_else(|| self.damage_hint()).or_else(|| self.guest_hint())
+    }
+
     fn hint(&self) -> Option<String> {
         Some(match self {
-            _ if let Some(hint) = self.file_hint().or_else(|| self.damage_hint()) => hint,
+            _ if let Some(hint) = self.own_hint() => hint,
             Self::NotFound { what: "machine", .. } => "`whimbrel ps` lists the machines of this host".into(),
             Self::NotFound { what: "capsule", .. } => "`whimbrel ls` lists the capsules of this host".into(),
             Self::NotFound { what: "host", .. } => "`whimbrel trust ls` lists the hosts known here".into(),
@@ -340,14 +360,6 @@ impl DaemonError {
             ),
             Self::Thread { .. } => "the system or the daemon's limits allow no more threads or memory; try again with fewer operations at once".into(),
             Self::OlderHost { host, .. } => format!("update Whimbrel on {host}; until then machines can only move from there to here"),
-            Self::NoAgentPort { name } => format!(
-                "it was made before there was one: `whimbrel stop {name}`, then `whimbrel start {name}` gives it one"
-            ),
-            Self::Agent { name, source: QemuGaError::Silent { .. } } => no_agent(name),
-            Self::Capture { source } if is_silent_agent(source) => no_agent("NAME"),
-            Self::StillExecutes { name, pid, .. } => format!(
-                "wait longer with --timeout, or end it: `whimbrel exec {name} -- kill {pid}`"
-            ),
             Self::StillRunning { .. } => "`whimbrel stop --kill` stops it at once".into(),
             Self::Protected { name, .. } => {
                 format!("`whimbrel failover {name}` moves it to its standby; for anything else `whimbrel unprotect {name}` first")

@@ -201,8 +201,8 @@ impl Daemon {
 /// Refs, and the capsules that they name.
 type Added = Vec<(RefName, CapsuleId)>;
 
-/// What the refs of a machine are called after its rename: the newest capsule, epoch snapshots and tags of its
-/// guest. Refuses a name that capsules of an earlier machine have.
+/// What the refs of a machine are called after its rename: the newest capsule, epoch snapshots and tags of
+/// its guest. Refuses a name that capsules of an earlier machine have.
 fn names_of(store: &Store, from: &MachineName, to: &MachineName) -> Result<Added, DaemonError> {
     let all = store.list_refs().map_err(refs::store_error("list the names of capsules"))?;
     if let Some(taken) = all.keys().find(|name| renamed(name, to, from).is_some()) {
@@ -316,7 +316,7 @@ mod tests {
         assert_eq!(record.bases[1], DiskBase::File { path: seed.clone() });
         assert_eq!(record.bases[0], DiskBase::File { path: "/srv/base.raw".into() });
         assert_eq!(fs::read_to_string(seed).unwrap(), "seed");
-        // Whoever found the machine by its former name before cannot bring that back.
+        // A caller that found the machine by its former name before cannot bring that back.
         assert!(matches!(before.try_lock("start", None), Err(DaemonError::NotFound { .. })));
         assert!(daemon.machines.reserve(&name("web"), false).is_ok(), "its former name is free");
     }

@@ -245,7 +245,7 @@ impl Schedules {
         if let Some(known) = table.get_mut(&record.schedule.name)
             && known.created_ms == record.created_ms
         {
-            // Its machine may have been renamed meanwhile.
+            // The machine may have been renamed meanwhile.
             let mut record = record.clone();
             record.schedule = known.schedule.clone();
             record.save(&self.folder)?;

@@ -43,10 +43,10 @@ impl RunningMachine {
 }
 
 impl CapsuleCapture {
-    /// Has qemu-ga freeze the guest's file systems for the pause. Memory would remember that they are frozen,
-    /// so this is for captures without it.
-    pub fn quiesce(&mut self) {
-        self.quiesce = true;
+    /// Says whether qemu-ga freezes the guest's file systems for the pause. Memory would remember that they
+    /// are frozen, so this is for captures without it.
+    pub fn quiesced(self, quiesce: bool) -> Self {
+        Self { quiesce, ..self }
     }
 
     /// Runs the capture loop over the arrays. `breaks` are made while the machine runs; `told` hears of the

@@ -74,14 +74,14 @@ fn care(session: &mut QemuGaSession<'_>, ours: &AgentCommands) -> Result<Option<
     Ok(forward)
 }
 
-/// Command that sets the clock of a guest without a program for its hardware clock, without which qemu-ga sets
-/// none.
+/// Command that sets the clock of a guest without a program for its hardware clock, without which qemu-ga
+/// sets none.
 fn date(time: Duration) -> [String; 4] {
     let time = format!("@{}.{:09}", time.as_secs(), time.subsec_nanos());
     ["date".to_owned(), "-u".to_owned(), "-s".to_owned(), time]
 }
 
-/// By how much the guest's wall clock is behind, and how long the question took.
+/// Lag of the guest's wall clock, and how long the question took.
 fn lag_of(session: &mut QemuGaSession<'_>) -> Result<(Duration, Duration), QemuGaError> {
     let (asked, begun) = (since_1970(), Instant::now());
     let guest = session.time()?;

@@ -218,8 +218,8 @@ impl RunningMachine {
         }
     }
 
-    /// Presses the power button and waits for the guest to shut down. A guest that does not react after a third
-    /// of the time is asked through qemu-ga as well.
+    /// Presses the power button and waits for the guest to shut down. A guest that does not react after a
+    /// third of the time is asked through qemu-ga as well.
     pub fn powerdown(&mut self, patience: Duration) -> Result<(), RunningError> {
         let events = self.qemu.events();
         let pressed = self.qemu.powerdown();

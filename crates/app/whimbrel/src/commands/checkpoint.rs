@@ -34,8 +34,8 @@ pub(crate) struct Args {
     /// Save only configuration and disks, all disks as of one instant; the machine may be switched off
     #[arg(long)]
     disks_only: bool,
-    /// Have qemu-ga in the guest write its caches and freeze its file systems for the pause, so that no journal
-    /// has to be replayed
+    /// Have qemu-ga in the guest write its caches and freeze its file systems for the pause, so that no
+    /// journal has to be replayed
     #[arg(long, requires = "disks_only")]
     quiesce: bool,
     /// Shrink guest memory before the checkpoint and restore it afterwards: auto, off, or the size to shrink

@@ -24,8 +24,8 @@ Examples:
 
 /// Copy a file into the guest of a machine, or out of it
 ///
-/// Needs the program qemu-ga in the guest (in most distributions the package qemu-guest-agent). Copies content
-/// only; owner and mode are those that qemu-ga gives. For folders, use tar.
+/// Needs the program qemu-ga in the guest (in most distributions the package qemu-guest-agent). Copies
+/// content only; owner and mode are those that qemu-ga gives. For folders, use tar.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {

@@ -23,8 +23,8 @@ pub(crate) struct Args {
 enum Action {
     /// Print the CPU model that this host and others have in common
     ///
-    /// A machine of that model moves between all of them. It has the features of instructions that QEMU gives to
-    /// guests on each host, and none for nested guests.
+    /// A machine of that model moves between all of them. It has the features of instructions that QEMU
+    /// gives to guests on each host, and none for nested guests.
     Baseline {
         /// Trusted hosts to compare with this one
         hosts: Vec<HostName>,

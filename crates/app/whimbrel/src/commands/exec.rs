@@ -18,9 +18,9 @@ Examples:
 
 /// Run a program in the guest of a machine and print what it prints
 ///
-/// Needs the program qemu-ga in the guest (in most distributions the package qemu-guest-agent). No shell reads
-/// the command. Output is printed when the program has ended, at most 16 MiB of it; the exit code is that of the
-/// program, and 128 and the signal if a signal ended it.
+/// Needs the program qemu-ga in the guest (in most distributions the package qemu-guest-agent). No shell
+/// reads the command. Output is printed when the program has ended, at most 16 MiB of it; the exit code is
+/// that of the program, and 128 and the signal if a signal ended it.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {

@@ -13,7 +13,7 @@ const NAME_MAX: usize = 32;
 /// Network interface of a guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GuestInterface {
-    /// Its name in the guest.
+    /// Name in the guest.
     pub name: String,
     /// Hardware address, as the guest writes it.
     pub mac: Option<String>,
@@ -26,13 +26,13 @@ pub struct GuestInterface {
 pub struct ExecStatus {
     /// Whether it has ended.
     pub exited: bool,
-    /// Its exit code, if it ended by itself.
+    /// Exit code, if it ended by itself.
     pub exit_code: Option<i32>,
     /// The signal that ended it.
     pub signal: Option<i32>,
-    /// Its output.
+    /// What it printed to its standard output.
     pub stdout: Vec<u8>,
-    /// Its error output.
+    /// What it printed to its standard error.
     pub stderr: Vec<u8>,
     /// Whether output is missing.
     pub truncated: bool,
@@ -41,7 +41,7 @@ pub struct ExecStatus {
 /// A part of a file of a guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileChunk {
-    /// Its bytes.
+    /// Bytes of the part.
     pub bytes: Vec<u8>,
     /// Whether the file ends here.
     pub end: bool,

@@ -1,5 +1,5 @@
-//! qemu-ga, the guest agent that distributions have: its protocol (QEMU's `qga/qapi-schema.json`), spoken over
-//! the virtio port `org.qemu.guest_agent.0`.
+//! qemu-ga, the guest agent that distributions have: its protocol (QEMU's `qga/qapi-schema.json`), spoken
+//! over the virtio port `org.qemu.guest_agent.0`.
 //!
 //! `message` and `answers` are pure. The guest is not trusted: every answer is bounded before it is kept, and
 //! what is no answer is an error. `client` has the connection. A guest without the program never answers, so
@@ -35,7 +35,7 @@ pub enum QemuGaError {
     Refused {
         /// Name of the command.
         command: &'static str,
-        /// Its words, cut and without control characters.
+        /// Words of qemu-ga, cut and without control characters.
         words: String,
     },
     /// The answer is none, or too long.

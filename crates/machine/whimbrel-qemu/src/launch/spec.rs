@@ -25,8 +25,8 @@ const LONGEST_SOCKET: &str = "/state";
 pub struct LaunchSpec {
     /// Configuration of the machine.
     pub config: MachineConfig,
-    /// Existing directory of this machine for the sockets `qmp`, `serial`, `guest`, `agent`, `net0`, … and the
-    /// log `qemu.log`.
+    /// Existing directory of this machine for the sockets `qmp`, `serial`, `guest`, `agent`, `net0`, … and
+    /// the log `qemu.log`.
     pub dir: PathBuf,
     /// File of guest memory.
     pub ram: RamBacking,

@@ -132,6 +132,7 @@ impl Daemon {
         // Until the rounds start and have their own limits.
         link.limit(limits::first_rate(request)?);
         self.notify_aborted_over(&request.host, &link);
+        agent_port::check(link.connection(), &request.host, &turn.record.config)?;
         let moved = self.run_migration(&mut turn, &link, request, reporter)?;
         let (handover, to) = (moved.handover, &request.host);
         let (inherited, page_server) = (turn.record.inherited.clone(), moved.page_server.clone());
@@ -176,7 +177,6 @@ impl Daemon {
     ) -> Result<HandedOverMachine, DaemonError> {
         let (record, live) = turn.parts()?;
         offloads::check(link.connection(), &request.host, live)?;
-        agent_port::check(link.connection(), &request.host, &record.config)?;
         let mut prepared = self.prepare(record, live, request, reporter)?;
         // The markers stay until the migration has ended.
         let _marks = shared_storage::write_markers(record, &mut prepared.offer);
