@@ -144,14 +144,6 @@ impl Qemu {
         Ok(ids.into_iter().collect())
     }
 
-    /// Whether a program of the guest has the port of qemu-ga open.
-    pub fn has_agent(&self) -> Result<bool, QmpError> {
-        let answer = self.qmp.execute("query-chardev", json!({}))?;
-        let mut all = answer.as_array().into_iter().flatten();
-        let agent = all.find(|device| device["label"] == "agent0");
-        Ok(agent.is_some_and(|device| device["frontend-open"] == true))
-    }
-
     /// Generation id that the guest sees.
     pub fn vmgenid(&self) -> Result<Vmgenid, QmpError> {
         let answer = self.qmp.execute("query-vm-generation-id", json!({}))?;
