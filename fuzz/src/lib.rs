@@ -61,6 +61,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "disk_layout", run: disk_layout, seeds: seeds::disks },
     Target { name: "guest_frame", run: guest_frame, seeds: device::guest_frames },
     Target { name: "guest_packet", run: guest_packet, seeds: device::guest_packets },
+    Target { name: "guest_answers", run: guest_answers, seeds: seeds::guest_answers },
     Target { name: "guest_port", run: guest_port, seeds: seeds::guest_ports },
     Target { name: "hash_cache", run: hash_cache, seeds: hash_cache::seeds },
     Target { name: "image_node", run: image_node, seeds: seeds::image_nodes },
@@ -102,6 +103,22 @@ pub fn guest_port(data: &[u8]) {
             }
             if let Ok(word) = whimbrel_guest_protocol::Report::from_frame(&frame) {
                 again(word.to_frame(frame.session, frame.id));
+            }
+        }
+    }
+}
+
+/// What qemu-ga in a guest says: lines are found in whatever it is, none longer than it may be.
+pub fn guest_answers(data: &[u8]) {
+    const LIMIT: usize = 4096;
+    let mut decoder = whimbrel_qemu::AnswerDecoder::default();
+    for piece in data.chunks(61) {
+        let fits = decoder.push(piece, LIMIT);
+        assert!(fits || decoder.is_empty(), "a refused line is kept");
+        while let Some(line) = decoder.next_line() {
+            assert!(line.len() <= LIMIT && line.ends_with(b"\n"));
+            if let Some(whimbrel_qemu::AgentAnswer::Error(words)) = whimbrel_qemu::AgentAnswer::parse(&line) {
+                assert!(words.len() <= 300 && !words.contains(char::is_control));
             }
         }
     }

@@ -475,6 +475,19 @@ const DAY: Section = Section {
             "A file of 256 MiB from a guest, through our port and through a tap of QEMU's own.",
         ),
         ("net.latency", "Round trips of datagrams to a guest, one at a time, the same two ways."),
+        (
+            "launch.cached",
+            "A Debian image that is in the store, from the command until sshd in the guest greets.",
+        ),
+        ("image.store", "Bytes kept of five images of one Debian release, beside their qcow2 files."),
+        (
+            "smp.migrate",
+            "Downtime of a guest whose four CPUs all write, beside one that writes as much with one; memory checked.",
+        ),
+        (
+            "clock",
+            "By how much a guest's wall clock is off after many moves, with our agent and with qemu-ga.",
+        ),
     ],
 };
 

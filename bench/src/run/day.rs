@@ -30,6 +30,26 @@ pub(super) const EXPERIMENTS: &[Experiment] = &[
         about: "ask a guest and wait, beside a QEMU with its own tap",
         run: latency,
     },
+    Experiment {
+        rows: &["launch.cached"],
+        about: "launch a Debian image that is here already, until sshd greets",
+        run: super::debian_images::launch,
+    },
+    Experiment {
+        rows: &["image.store"],
+        about: "keep five images of one release, beside their files",
+        run: super::debian_images::store,
+    },
+    Experiment {
+        rows: &["smp.migrate"],
+        about: "move a guest whose four CPUs all write, beside one with a single CPU",
+        run: super::smp::migrate,
+    },
+    Experiment {
+        rows: &["clock"],
+        about: "ask guests for the time after a hundred moves",
+        run: super::clock::clock,
+    },
 ];
 
 const MEMORY: ByteSize = ByteSize(512 << 20);

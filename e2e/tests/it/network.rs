@@ -12,7 +12,7 @@ use whimbrel_testkit::{
     lab::Namespace,
 };
 
-fn start(cluster: &Cluster, host: &HostProcess, name: &str) {
+pub(crate) fn start(cluster: &Cluster, host: &HostProcess, name: &str) {
     let small = Guest { arguments: seed(cluster), ..Guest::small(name) };
     Guest { address: Some(DHCP.to_owned()), bridge: "lan0", work: Work::GuestAgent, ..small }
         .run(cluster, host);
@@ -39,14 +39,14 @@ fn connect(place: &Namespace, address: SocketAddr) -> TcpStream {
     }
 }
 
-fn agent(place: &Namespace, address: SocketAddr) -> TestAgent {
+pub(crate) fn agent(place: &Namespace, address: SocketAddr) -> TestAgent {
     let mut agent = TestAgent::connected(connect(place, address)).expect("a connection");
     agent.wait_ready(PATIENCE).expect("a guest that is up");
     agent
 }
 
 /// What a line prints in the shell of the guest at `address`.
-fn ask(place: &Namespace, address: Ipv4Addr, line: &str) -> String {
+pub(crate) fn ask(place: &Namespace, address: Ipv4Addr, line: &str) -> String {
     let mut stream = connect(place, (address, 7070).into());
     stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
     stream.write_all(format!("{line}\n").as_bytes()).expect("a shell that reads");
@@ -56,7 +56,7 @@ fn ask(place: &Namespace, address: Ipv4Addr, line: &str) -> String {
 }
 
 /// Asks until the answer has `expected` in it: dnsmasq and the guest are ready at their own times.
-fn ask_for(place: &Namespace, address: Ipv4Addr, line: &str, expected: &str) {
+pub(crate) fn ask_for(place: &Namespace, address: Ipv4Addr, line: &str, expected: &str) {
     let deadline = Instant::now() + PATIENCE;
     loop {
         let answer = ask(place, address, line);
@@ -74,7 +74,7 @@ fn beside(address: Ipv4Addr, taken: &[Ipv4Addr]) -> Ipv4Addr {
     others.into_iter().find(|other| !taken.contains(other)).expect("a free address")
 }
 
-fn address_of(host: &HostProcess, machine: &str) -> Ipv4Addr {
+pub(crate) fn address_of(host: &HostProcess, machine: &str) -> Ipv4Addr {
     let network = host.json(&["network", "show", "lan0"]);
     let machines = network["machines"].as_array().expect("a list");
     let found = machines.iter().find(|it| it["machine"] == machine).unwrap_or_else(|| panic!("{network}"));

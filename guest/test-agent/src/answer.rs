@@ -12,6 +12,7 @@ use rustix::system::RebootCommand;
 use std::{
     fs,
     sync::{Mutex, MutexGuard, PoisonError},
+    time::{SystemTime, UNIX_EPOCH},
 };
 
 pub(crate) struct TestAgent {
@@ -56,6 +57,10 @@ impl TestAgent {
                 Err(error) => format!("error={}", one_word(&error.to_string())),
             },
             Some(Verb::Memory) => memory::describe(),
+            Some(Verb::Clock) => {
+                let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                format!("unix_us={}", since.as_micros())
+            }
             Some(Verb::Reboot) => end(RebootCommand::Restart),
             Some(Verb::Poweroff) => end(RebootCommand::PowerOff),
         };

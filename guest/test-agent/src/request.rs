@@ -23,6 +23,8 @@ pub(crate) enum Verb {
     Cache,
     /// Report total, free and cached memory.
     Memory,
+    /// Report the wall clock.
+    Clock,
     Reboot,
     Poweroff,
 }
@@ -50,6 +52,7 @@ pub(crate) fn parse(line: &str) -> Option<Request<'_>> {
         "calm" => Some(Verb::Calm),
         "cache" => Some(Verb::Cache),
         "memory" => Some(Verb::Memory),
+        "clock" => Some(Verb::Clock),
         "reboot" => Some(Verb::Reboot),
         "poweroff" => Some(Verb::Poweroff),
         _ => None,

@@ -73,3 +73,40 @@ pub struct TrustEntry {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub write: Option<Vec<String>>,
 }
+
+/// Body of `POST /v1/cpu/baseline`: the CPU model that hosts have in common.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CpuBaselineRequest {
+    /// Trusted hosts to compare with this one.
+    #[serde(default)]
+    #[schema(value_type = Vec<String>)]
+    pub hosts: Vec<HostName>,
+}
+
+/// CPU model that hosts have in common.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CpuBaseline {
+    /// The model, as `cpu` of `POST /v1/machines` takes it.
+    pub model: String,
+    /// Features that all hosts have.
+    pub features: Vec<String>,
+    /// The hosts, this one first.
+    pub hosts: Vec<CpuHost>,
+}
+
+/// Processor of a host, as its QEMU gives it to guests.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CpuHost {
+    /// Name of the host.
+    #[schema(value_type = String)]
+    pub name: HostName,
+    /// Executor of guest instructions.
+    #[schema(value_type = String)]
+    pub accel: Accel,
+    /// Version of its QEMU.
+    pub qemu_version: String,
+    /// Features that another host of the group has and this one does not.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lacks: Vec<String>,
+}

@@ -44,8 +44,11 @@ pub use error::{ApiError, ErrorCode};
 pub use evacuate::{EvacuateReport, EvacuateRequest, EvacuatedMachine, MoveOutcome};
 pub use event::{EventKind, HostEvent};
 pub use golden::{Attributes, GoldenMatch, MatchRequest, Terms, TermsError};
-pub use guest::{MirroredWrites, SelfService, ThrottleReport};
-pub use host::{HostInfo, StoreUsage, TrustEntry};
+pub use guest::{
+    ExecRequest, ExecResult, FileContent, FileReadRequest, FileWriteRequest, MirroredWrites, SelfService,
+    ThrottleReport,
+};
+pub use host::{CpuBaseline, CpuBaselineRequest, CpuHost, HostInfo, StoreUsage, TrustEntry};
 pub use image::{
     CHECKSUM_LABEL, IMAGE_LABEL, ImageName, ImageOffer, ImageOffers, ImagePullRequest, USER_LABEL,
 };
@@ -77,7 +80,8 @@ pub use schedule::{
     Retention, ScheduleInfo, ScheduleReport, ScheduleRequest, ScheduleRunRequest, ScheduledRun, ScheduledWork,
 };
 pub use settings::{
-    Autostart, MachineSettings, RESTARTS_MAX, RestartInfo, RestartPolicy, RestartRule, SettingsRequest,
+    Autostart, MachineSettings, RESTARTS_MAX, RenameRequest, RestartInfo, RestartPolicy, RestartRule,
+    SettingsRequest,
 };
 pub use token::{CallerInfo, NewToken, Role, RoleError, TokenInfo, TokenRequest};
 pub use transfer::{

@@ -1,11 +1,10 @@
 //! Machines: the description of one, and the requests that change one.
 
-use crate::PortRequest;
 use crate::{
     CapsuleRef, MachineSettings, OperationId, ProtectionInfo, RestartInfo, SelfService, TakeoverInfo,
 };
 use serde::{Deserialize, Serialize};
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{collections::BTreeMap, net::IpAddr, path::PathBuf};
 use utoipa::ToSchema;
 use whimbrel_core::{Accel, ByteSize, CapsuleId, HostName, MachineName, RefName};
 
@@ -201,6 +200,10 @@ pub struct NicInfo {
     pub mac: String,
     /// Bridge of the port; none if it is unplugged.
     pub bridge: Option<String>,
+    /// Addresses in its managed network, and those that qemu-ga in the guest says.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<String>)]
+    pub addresses: Vec<IpAddr>,
 }
 
 /// Body of `POST /v1/machines`: create a machine and start it.
@@ -219,8 +222,8 @@ pub struct RunRequest {
     /// Number of virtual CPUs.
     #[serde(default = "one")]
     pub cpus: u32,
-    /// CPU model: `x86-64-v2`, `x86-64-v3`, `host` (KVM only), `max`, or a name of QEMU, with features to add
-    /// or leave out (`Haswell,-hle`) [default: max].
+    /// CPU model: `x86-64-v2`, `x86-64-v3`, `host` (KVM only), `max`, `baseline` (of all trusted hosts), or a
+    /// name of QEMU, with features to add or leave out (`Haswell,-hle`) [default: max].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu: Option<String>,
     /// Absolute path of a kernel to load directly, instead of booting from the first disk.
@@ -242,7 +245,7 @@ pub struct RunRequest {
     pub cloud_init: Option<CloudInit>,
     /// Ports of the host that lead to the machine; it needs a port in a managed network.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub publish: Vec<PortRequest>,
+    pub publish: Vec<crate::PortRequest>,
     /// Executor of guest instructions [default: kvm if it works on the host, else tcg].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
@@ -368,6 +371,9 @@ pub struct CheckpointRequest {
     /// Take a disk-only capsule, with all disks as of one instant. The machine may be switched off.
     #[serde(default)]
     pub disks_only: bool,
+    /// Have qemu-ga freeze the guest's file systems for the pause; for disk-only capsules.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub quiesce: bool,
     /// Shrinking of guest memory before the capsule is taken.
     #[serde(default)]
     pub balloon: BalloonTarget,

@@ -48,12 +48,12 @@ mod tests {
     fn every_example_is_one_of_its_type() {
         let tried = read_all! {
             ApiError BalloonRequest CacheAddRequest CacheInfo CallerInfo CapsuleDiff CapsuleInfo CapsuleRef
-            CheckpointRequest CloneRequest DeriveRequest DirtyTraceRequest EvacuateRequest ExportRequest
-            FailoverRequest GoldenMatch GraphNode HostEvent HostInfo ImageOffers ImagePullRequest ImportRequest
+            CheckpointRequest CloneRequest CpuBaseline CpuBaselineRequest DeriveRequest DirtyTraceRequest EvacuateRequest ExecRequest ExecResult ExportRequest
+            FailoverRequest FileContent FileReadRequest FileWriteRequest GoldenMatch GraphNode HostEvent HostInfo ImageOffers ImagePullRequest ImportRequest
             KeyChangeRequest MachineInfo MatchRequest MigrateRequest MigrationRecord NetworkInfo NetworkRequest
             NewToken Operation OutdatedReport PortsRequest PreviousCapsule PromoteReport PromoteRequest
             ProtectRequest PublishedPort PullRequest PushRequest RefRights RefVersion RemoteCapsule
-            RepairRequest ResolveRequest ResumeRequest RewindRequest RunRequest ScheduleInfo ScheduleReport
+            RenameRequest RepairRequest ResolveRequest ResumeRequest RewindRequest RunRequest ScheduleInfo ScheduleReport
             ScheduleRequest ScheduleRunRequest SettingsRequest StopRequest StoreEncryption SuspendRequest
             TagRequest Tagged TokenInfo TokenRequest TrustEntry
         };

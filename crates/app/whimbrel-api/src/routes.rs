@@ -33,6 +33,10 @@ paths! {
     MACHINE_FAILOVER = "/v1/machines/{name}/failover";
     MACHINE_PORTS = "/v1/machines/{name}/ports";
     MACHINE_SETTINGS = "/v1/machines/{name}/settings";
+    MACHINE_RENAME = "/v1/machines/{name}/rename";
+    MACHINE_EXEC = "/v1/machines/{name}/exec";
+    MACHINE_FILE_READ = "/v1/machines/{name}/files/read";
+    MACHINE_FILE_WRITE = "/v1/machines/{name}/files/write";
     MACHINE_WWS = "/v1/machines/{name}/wws";
     EVACUATE = "/v1/evacuate";
     MACHINE_CONSOLE = "/v1/machines/{name}/console";
@@ -64,6 +68,7 @@ paths! {
     IMAGES = "/v1/images";
     PUSH = "/v1/push";
     REMOTE = "/v1/remote/{host}";
+    CPU_BASELINE = "/v1/cpu/baseline";
     CACHE = "/v1/cache";
     NETWORKS = "/v1/networks";
     NETWORK = "/v1/networks/{name}";

@@ -66,6 +66,14 @@ impl ScheduledWork {
             Self::Verify | Self::Gc => None,
         }
     }
+
+    /// Like [`Self::machine`], to change it.
+    pub fn machine_mut(&mut self) -> Option<&mut MachineName> {
+        match self {
+            Self::Checkpoint { machine, .. } | Self::Push { machine, .. } => Some(machine),
+            Self::Verify | Self::Gc => None,
+        }
+    }
 }
 
 /// Capsules of a schedule that stay: the newest ones, and the newest of each of the last hours, days, weeks

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use utoipa::ToSchema;
+use whimbrel_core::MachineName;
 
 /// Most restarts in a row by default.
 pub const RESTARTS_MAX: u32 = 10;
@@ -97,6 +98,15 @@ pub enum RestartPolicy {
     OnFailure,
     /// Any end but a stop by a user.
     Always,
+}
+
+/// Body of `POST /v1/machines/{name}/rename`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RenameRequest {
+    /// New name of the machine, which must be free.
+    #[schema(value_type = String)]
+    pub to: MachineName,
 }
 
 /// Body of `POST /v1/machines/{name}/settings`: what is absent stays as it is.

@@ -109,6 +109,14 @@ calls! {
     POST unpause(name: &MachineName) -> MachineInfo: routes::path(MACHINE_UNPAUSE, name);
     /// Changes settings of a machine on its host.
     POST change_settings(name: &MachineName) [request: &SettingsRequest] -> MachineInfo: routes::path(MACHINE_SETTINGS, name);
+    /// Gives another name to a machine that is off or suspended.
+    POST rename(name: &MachineName) [request: &RenameRequest] -> MachineInfo: routes::path(MACHINE_RENAME, name);
+    /// Runs a program in the guest of a machine and waits for its end.
+    POST exec(name: &MachineName) [request: &ExecRequest] -> ExecResult: routes::path(MACHINE_EXEC, name);
+    /// Reads a part of a file in the guest of a machine.
+    POST read_file(name: &MachineName) [request: &FileReadRequest] -> FileContent: routes::path(MACHINE_FILE_READ, name);
+    /// Writes a part of a file in the guest of a machine.
+    POST write_file(name: &MachineName) [request: &FileWriteRequest] -> (): routes::path(MACHINE_FILE_WRITE, name);
     /// Changes the memory size of a guest.
     POST balloon(name: &MachineName) [request: &BalloonRequest] -> MachineInfo: routes::path(MACHINE_BALLOON, name);
     /// Starts a checkpoint: a capsule of a machine that continues to run.
@@ -183,6 +191,8 @@ calls! {
     POST push() [request: &PushRequest] -> Operation: PUSH;
     /// Capsules that a trusted host offers.
     GET remote(host: &HostName) -> Vec<RemoteCapsule>: routes::path(REMOTE, host);
+    /// CPU model that the host and others have in common.
+    POST cpu_baseline() [request: &CpuBaselineRequest] -> CpuBaseline: CPU_BASELINE;
     /// Statistics of the hash cache.
     GET cache() -> CacheInfo: CACHE;
     /// Starts to index a file in the hash cache.

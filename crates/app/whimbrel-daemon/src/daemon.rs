@@ -4,6 +4,7 @@ use crate::{
     capsule::{disk_image::check_raw, graph::AddedSizes},
     core::{directories::Directories, error::DaemonError, state::Core},
     evacuate::EvacuationState,
+    guest::addresses::GuestAddresses,
     image::ImageSources,
     machine::{
         cleanup::Cleanup,
@@ -78,6 +79,8 @@ pub(crate) struct Daemon {
     pub(crate) networks: ManagedNetworks,
     pub(crate) images: ImageSources,
     pub(crate) schedules: Schedules,
+    /// Addresses that guests have said.
+    pub(crate) addresses: GuestAddresses,
     pub(crate) store_sample: StoreSample,
     /// Machines whose guests may send frames of other stations.
     unfiltered: Vec<MachineName>,
@@ -135,6 +138,7 @@ impl Daemon {
             networks,
             images,
             schedules,
+            addresses: GuestAddresses::default(),
             store_sample: StoreSample::default(),
             unfiltered,
             incoming: std::sync::OnceLock::new(),
@@ -147,9 +151,14 @@ impl Daemon {
         Ok(host)
     }
 
+    /// Whether the guest of a machine of this name may send frames of other stations.
+    pub(crate) fn is_unfiltered(&self, name: &MachineName) -> bool {
+        self.unfiltered.contains(name)
+    }
+
     /// Frames that the guest of a machine may send from `nic`. An address that cannot be read allows none.
     pub(crate) fn port_filter(&self, name: &MachineName, nic: &NicConfig) -> PortFilter {
-        if self.unfiltered.contains(name) {
+        if self.is_unfiltered(name) {
             return PortFilter::Off;
         }
         PortFilter::Only(crate::network::tunnel::home::mac_of(&nic.mac).unwrap_or(Mac::BROADCAST))
@@ -166,7 +175,14 @@ impl Daemon {
         self.uploads.add_to(&mut infos);
         self.self_starts.add_to(&mut infos);
         self.schedules.add_to(&mut infos);
+        self.add_addresses(&mut infos);
         infos
+    }
+
+    /// Adds addresses to ports: those that managed networks gave, and those that guests say.
+    pub(crate) fn add_addresses(&self, infos: &mut [MachineInfo]) {
+        self.networks.add_addresses(infos);
+        self.addresses.add_to(infos);
     }
 
     pub(crate) fn info(&self) -> Result<HostInfo, DaemonError> {
@@ -202,7 +218,7 @@ impl Daemon {
         }
         let machine = qemu.machine_type(MACHINE).unwrap_or(MACHINE).to_owned();
         let accel = request.accel.unwrap_or_else(|| whimbrel_qemu::best_accel(qemu));
-        let cpu = cpu_model(request.cpu.as_deref().unwrap_or(CPU), accel)
+        let cpu = cpu_model(&self.asked_cpu(request.cpu.as_deref().unwrap_or(CPU))?, accel)
             .map_err(|error| DaemonError::Invalid { reason: error.to_string() })?;
         let config = MachineConfig {
             memory: request.memory,
@@ -213,6 +229,7 @@ impl Daemon {
             disks,
             nics: request.nics.iter().map(nic_of).collect(),
             boot: self.boot_of(&request)?,
+            agent_port: true,
         };
         let mut record = Record::new(request.name.clone(), config, bases);
         record.self_service = request.self_service.clone();

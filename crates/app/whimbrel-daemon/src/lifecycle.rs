@@ -79,12 +79,14 @@ pub fn run(options: DaemonOptions) -> Result<(), DaemonError> {
     let host = Daemon::open(place, layout, unfiltered, images, key, runtime.handle().clone())?;
     host.recover_machines()?;
     host.start_uploads();
+    host.finish_renames();
     host.start_naming_read_capsules();
     host.start_pinning();
     host.start_networks();
     host.start_freeing_memory()?;
     host.start_machines_by_themselves();
     host.start_schedules();
+    host.start_asking_addresses();
     let served = runtime.block_on(serve(&options, host.clone()));
     host.close();
     host.operations().cancel_all(PATIENCE);

@@ -21,7 +21,9 @@ pub(crate) fn run() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) if failure.is_broken_pipe() => ExitCode::SUCCESS,
         Err(failure) => {
-            report(&failure, json);
+            if !failure.is_told() {
+                report(&failure, json);
+            }
             ExitCode::from(failure.exit_code())
         }
     }

@@ -12,7 +12,7 @@ pub(crate) const DEFAULT_SOCKET: &str = "/run/whimbrel/host.sock";
 const GROUPS: [(&str, &str); 10] = [
     (
         "Machines",
-        "launch run ssh ps top inspect console logs start stop set pause unpause balloon dirty-rate delete",
+        "launch run ssh ps top inspect console logs exec cp start stop set rename pause unpause balloon dirty-rate delete",
     ),
     (
         "Capsules",
@@ -21,7 +21,7 @@ const GROUPS: [(&str, &str); 10] = [
     ("Moving", "migrate evacuate resolve push pull migrations"),
     ("Protection", "protect unprotect failover"),
     ("Store", "gc verify repair encryption cache schedule"),
-    ("Hosts", "trust key token network doctor report"),
+    ("Hosts", "trust key token network cpu doctor report"),
     ("Files", "serve mount session"),
     ("Pool", "pool"),
     ("Daemon", "host events mcp"),
@@ -169,9 +169,12 @@ calls! {
     Inspect(inspect::Args),
     Console(console::Args),
     Logs(logs::Args),
+    Exec(exec::Args),
+    Cp(cp::Args),
     Start(start::Args),
     Stop(stop::Args),
     Set(set::Args),
+    Rename(rename::Args),
     #[command(alias = "forget")]
     Delete(delete::Args),
     Pause(pause::Args),
@@ -217,6 +220,7 @@ calls! {
     Image(image::Args),
     Trust(trust::Args),
     Network(network::Args),
+    Cpu(cpu::Args),
     Token(token::Args),
     Key(key::Args),
     Events(events::Args),

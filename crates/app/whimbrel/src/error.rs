@@ -58,6 +58,9 @@ pub(crate) enum CliError {
         /// Number of machines that did not move.
         machines: usize,
     },
+    /// Program in a guest that ended with another exit code than 0, and has said why itself.
+    #[error("the program in the guest ended with {code}")]
+    GuestProgram { code: u8 },
     /// File that is not a usable dirty trace.
     #[error("cannot use the trace in {}", path.display())]
     Trace { path: PathBuf, source: Box<dyn Error + Send + Sync> },
@@ -153,6 +156,7 @@ impl CliError {
             Self::Client(_) => exit::UNREACHABLE,
             Self::Cancelled { .. } | Self::Interrupted { .. } => exit::INTERRUPTED,
             Self::Usage { .. } => exit::USAGE,
+            Self::GuestProgram { code } => *code,
             Self::Settings { .. } => exit::USAGE,
             Self::Damaged { .. } | Self::DamagedFiles { .. } | Self::Missing { .. } => exit::DAMAGED,
             Self::Trace { .. } => exit::USAGE,
@@ -169,6 +173,11 @@ impl CliError {
             Self::PoolMember(_) => exit::FAILED,
             Self::Daemon(_) => exit::FAILED,
         }
+    }
+
+    /// Whether all was said already.
+    pub(crate) fn is_told(&self) -> bool {
+        matches!(self, Self::GuestProgram { .. })
     }
 
     /// Whether the reader of stdout has closed it, which is not an error.

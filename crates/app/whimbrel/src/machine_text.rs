@@ -62,11 +62,12 @@ pub(crate) fn list(machines: &[MachineInfo]) -> String {
             machine.cpus.to_string(),
             machine.disks.len().to_string(),
             network(machine),
+            addresses(machine),
             machine.pid.map(|pid| pid.to_string()).unwrap_or_default(),
             ago(machine.since_ms),
         ]
     });
-    let header = ["NAME", "STATE", "MEMORY", "CPUS", "DISKS", "NETWORK", "PID", "SINCE"];
+    let header = ["NAME", "STATE", "MEMORY", "CPUS", "DISKS", "NETWORK", "ADDRESS", "PID", "SINCE"];
     let list = table(header, rows, "no machines; start one with `whimbrel run NAME --disk FILE --memory 1G`");
     list + &crate::protection_text::lines(machines) + &machines.iter().map(care).collect::<String>()
 }
@@ -146,7 +147,8 @@ pub(crate) fn page(machine: &MachineInfo) -> String {
         |disk: &whimbrel_api::DiskInfo| format!("{}, {} its own, over {}", disk.size, disk.owned, disk.base);
     lines.extend(machine.disks.iter().map(|it| ("disk", disk(it))));
     let nic = |nic: &whimbrel_api::NicInfo| {
-        format!("{} in {}", nic.mac, nic.bridge.as_deref().unwrap_or("no bridge"))
+        let addresses = nic.addresses.iter().map(|address| format!(", {address}")).collect::<String>();
+        format!("{} in {}{addresses}", nic.mac, nic.bridge.as_deref().unwrap_or("no bridge"))
     };
     lines.extend(machine.nics.iter().map(|it| ("port", nic(it))));
     lines.extend([("made from", id(&machine.origin)), ("capsule", id(&machine.follows))]);
@@ -162,6 +164,12 @@ fn uploads(machine: &MachineInfo) -> Option<String> {
     let (name, uploads) = (&machine.name, machine.uploads.as_ref()?);
     let stalled = uploads.stalled.as_ref().map(|why| format!("; NOT THERE YET, will be retried: {why}"));
     Some(format!("{name}: capsules are uploaded to {}{}\n", uploads.to, stalled.unwrap_or_default()))
+}
+
+/// The first address of each port of a machine that has one.
+fn addresses(machine: &MachineInfo) -> String {
+    let first = machine.nics.iter().filter_map(|nic| nic.addresses.first());
+    first.map(ToString::to_string).collect::<Vec<_>>().join(",")
 }
 
 /// Bridges of a machine, and the other host if it uses a tunnel.

@@ -23,6 +23,10 @@ pub struct MachineConfig {
     pub nics: Vec<NicConfig>,
     /// A kernel that QEMU loads directly; without one the machine boots from `disk0`.
     pub boot: Option<Boot>,
+    /// Whether the machine has a port for qemu-ga. Those of before it existed have none, and their device
+    /// state loads only without it. Not in messages between hosts, whose form is fixed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not", with = "agent_port")]
+    pub agent_port: bool,
 }
 
 impl MachineConfig {
@@ -37,6 +41,29 @@ impl MachineConfig {
             disks: Vec::new(),
             nics: Vec::new(),
             boot: None,
+            agent_port: false,
+        }
+    }
+}
+
+/// The form of [`MachineConfig::agent_port`]: a member in JSON, and nothing in messages, where fields have no
+/// names and a new one would change the meaning of those after it. An offer says it in its own way.
+mod agent_port {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    /// Writes the member.
+    pub(super) fn serialize<S: Serializer>(has_port: &bool, serializer: S) -> Result<S::Ok, S::Error> {
+        match serializer.is_human_readable() {
+            true => has_port.serialize(serializer),
+            false => ().serialize(serializer),
+        }
+    }
+
+    /// Reads the member.
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+        match deserializer.is_human_readable() {
+            true => bool::deserialize(deserializer),
+            false => Ok(false),
         }
     }
 }

@@ -10,7 +10,9 @@
 
 mod confinement;
 mod console;
+mod cpu_features;
 mod file_access;
+mod guest_agent;
 mod image;
 mod launch;
 mod machine;
@@ -21,7 +23,12 @@ mod qmp;
 mod state;
 
 pub use console::{Console, ConsoleState, Ended, HeldOutputState, Subscription};
+pub use cpu_features::{common_cpu_features, cpu_model_of};
 pub use file_access::restricts_files;
+pub use guest_agent::{
+    AgentAnswer, AnswerDecoder, ExecStatus, FileChunk, GuestInterface, QEMU_GA_PORT, QemuGa, QemuGaError,
+    QemuGaSession, request, sync_request,
+};
 pub use image::{Conversion, ImageError, ImageFormat};
 pub use launch::{LaunchError, LaunchSpec, RamBacking, Sharing, SpecError, TapDevices, Vmgenid};
 pub use machine::{BalloonStats, Qemu, QemuDescriptors, QemuState, Status, VmIdentity};

@@ -30,6 +30,10 @@ pub const PROTOCOL: Protocol = Protocol {
             number: OFFLOADS_VERSION,
             reason: "network ports have offloads, with which an older target cannot load the device state",
         },
+        Version {
+            number: AGENT_PORT_VERSION,
+            reason: "machines have a port for qemu-ga, without which an older target cannot load the device state",
+        },
     ],
 };
 
@@ -37,6 +41,8 @@ pub const PROTOCOL: Protocol = Protocol {
 pub const RETURN_VERSION: u16 = 3;
 /// First version whose targets and standbys load machines with offloads of network ports.
 pub const OFFLOADS_VERSION: u16 = 4;
+/// First version whose targets and standbys give machines a port for qemu-ga.
+pub const AGENT_PORT_VERSION: u16 = 5;
 
 /// Offers a machine; header [`Offer`], reply [`Offered`].
 pub const OFFER: u16 = 0x0100;
@@ -108,6 +114,7 @@ pub struct Offer {
     /// Name of the machine, which must be free on the target.
     pub name: MachineName,
     /// Configuration of the machine.
+    #[serde(with = "offered_config")]
     pub config: MachineConfig,
     /// Page arrays: memory first, then the disks in order.
     pub arrays: Vec<ArrayOffer>,
@@ -164,6 +171,31 @@ pub struct SharedFile {
     pub mark: String,
     /// Content of the marker file.
     pub secret: [u8; 32],
+}
+
+/// The configuration in an offer. A port for qemu-ga is a suffix of the machine type, which no type of QEMU
+/// has: a target that does not know it refuses the offer, and the form is that of earlier versions.
+mod offered_config {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use whimbrel_core::MachineConfig;
+
+    const AGENT_PORT: &str = "+agent";
+
+    pub(super) fn serialize<S: Serializer>(config: &MachineConfig, to: S) -> Result<S::Ok, S::Error> {
+        if !config.agent_port {
+            return config.serialize(to);
+        }
+        let machine = format!("{}{AGENT_PORT}", config.machine);
+        MachineConfig { machine, agent_port: false, ..config.clone() }.serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<MachineConfig, D::Error> {
+        let mut config = MachineConfig::deserialize(from)?;
+        if let Some(machine) = config.machine.strip_suffix(AGENT_PORT) {
+            (config.machine, config.agent_port) = (machine.to_owned(), true);
+        }
+        Ok(config)
+    }
 }
 
 impl Offer {

@@ -16,8 +16,11 @@ from .models import (
     CapsuleRef,
     CloneNetwork,
     CloudInit,
+    CpuBaseline,
     DiskSource,
+    ExecResult,
     ExportFormat,
+    FileContent,
     GoldenMatch,
     GraphNode,
     HandoverDecision,
@@ -136,6 +139,7 @@ class Calls(ABC):
         balloon: BalloonTarget | None = None,
         disks_only: bool | None = None,
         labels: dict[str, str] | None = None,
+        quiesce: bool | None = None,
         tag: str | None = None,
     ) -> Operation:
         """Save the state of a running machine as a capsule."""
@@ -146,6 +150,7 @@ class Calls(ABC):
                 "balloon": balloon,
                 "disks_only": disks_only,
                 "labels": labels,
+                "quiesce": quiesce,
                 "tag": tag,
             },
         )
@@ -177,6 +182,11 @@ class Calls(ABC):
     def console_log(self, name: str, *, bytes: int | None = None) -> str:
         """End of the console log of a machine."""
         return self._text("GET", f"/v1/machines/{quote(name)}/console/log", query={"bytes": bytes})
+
+    def cpu_baseline(self, *, hosts: list[str] | None = None) -> CpuBaseline:
+        """Find the CPU model that this host and others have in common."""
+        answer: CpuBaseline = self._json("POST", "/v1/cpu/baseline", body={"hosts": hosts})
+        return answer
 
     def create_network(
         self,
@@ -328,6 +338,28 @@ class Calls(ABC):
                 "sample_ms": sample_ms,
                 "stop_on_failure": stop_on_failure,
                 "to": to,
+            },
+        )
+        return answer
+
+    def exec(
+        self,
+        name: str,
+        *,
+        command: list[str],
+        env: list[str] | None = None,
+        input: str | None = None,
+        timeout_s: int | None = None,
+    ) -> ExecResult:
+        """Run a program in the guest, through qemu-ga; the answer comes at its end."""
+        answer: ExecResult = self._json(
+            "POST",
+            f"/v1/machines/{quote(name)}/exec",
+            body={
+                "command": command,
+                "env": env,
+                "input": input,
+                "timeout_s": timeout_s,
             },
         )
         return answer
@@ -671,6 +703,26 @@ class Calls(ABC):
         )
         return answer
 
+    def read_file(
+        self,
+        name: str,
+        *,
+        length: int,
+        path: str,
+        offset: int | None = None,
+    ) -> FileContent:
+        """Read a part of a file in the guest, through qemu-ga."""
+        answer: FileContent = self._json(
+            "POST",
+            f"/v1/machines/{quote(name)}/files/read",
+            body={
+                "length": length,
+                "offset": offset,
+                "path": path,
+            },
+        )
+        return answer
+
     def remote(self, host: str) -> list[RemoteCapsule]:
         """Capsules that a trusted host offers."""
         answer: list[RemoteCapsule] = self._json("GET", f"/v1/remote/{quote(host)}")
@@ -679,6 +731,17 @@ class Calls(ABC):
     def remove(self, capsule: str) -> PreviousCapsule:
         """Remove a ref; the next gc deletes capsules without refs."""
         answer: PreviousCapsule = self._json("DELETE", f"/v1/capsules/{quote(capsule)}")
+        return answer
+
+    def rename(self, name: str, *, to: str) -> MachineInfo:
+        """Give a machine that is off or suspended another name."""
+        answer: MachineInfo = self._json(
+            "POST",
+            f"/v1/machines/{quote(name)}/rename",
+            body={
+                "to": to,
+            },
+        )
         return answer
 
     def repair(
@@ -933,6 +996,18 @@ class Calls(ABC):
         answer: Operation = self._json("POST", "/v1/store/verify")
         return answer
 
+    def write_file(self, name: str, *, data: str, path: str, offset: int | None = None) -> None:
+        """Write a part of a file in the guest, through qemu-ga."""
+        self._json(
+            "POST",
+            f"/v1/machines/{quote(name)}/files/write",
+            body={
+                "data": data,
+                "offset": offset,
+                "path": path,
+            },
+        )
+
 
 class AsyncCalls(ABC):
     """Calls of the API, to be awaited."""
@@ -1016,6 +1091,7 @@ class AsyncCalls(ABC):
         balloon: BalloonTarget | None = None,
         disks_only: bool | None = None,
         labels: dict[str, str] | None = None,
+        quiesce: bool | None = None,
         tag: str | None = None,
     ) -> Operation:
         """Save the state of a running machine as a capsule."""
@@ -1026,6 +1102,7 @@ class AsyncCalls(ABC):
                 "balloon": balloon,
                 "disks_only": disks_only,
                 "labels": labels,
+                "quiesce": quiesce,
                 "tag": tag,
             },
         )
@@ -1063,6 +1140,11 @@ class AsyncCalls(ABC):
                 "bytes": bytes,
             },
         )
+
+    async def cpu_baseline(self, *, hosts: list[str] | None = None) -> CpuBaseline:
+        """Find the CPU model that this host and others have in common."""
+        answer: CpuBaseline = await self._json("POST", "/v1/cpu/baseline", body={"hosts": hosts})
+        return answer
 
     async def create_network(
         self,
@@ -1214,6 +1296,28 @@ class AsyncCalls(ABC):
                 "sample_ms": sample_ms,
                 "stop_on_failure": stop_on_failure,
                 "to": to,
+            },
+        )
+        return answer
+
+    async def exec(
+        self,
+        name: str,
+        *,
+        command: list[str],
+        env: list[str] | None = None,
+        input: str | None = None,
+        timeout_s: int | None = None,
+    ) -> ExecResult:
+        """Run a program in the guest, through qemu-ga; the answer comes at its end."""
+        answer: ExecResult = await self._json(
+            "POST",
+            f"/v1/machines/{quote(name)}/exec",
+            body={
+                "command": command,
+                "env": env,
+                "input": input,
+                "timeout_s": timeout_s,
             },
         )
         return answer
@@ -1564,6 +1668,26 @@ class AsyncCalls(ABC):
         )
         return answer
 
+    async def read_file(
+        self,
+        name: str,
+        *,
+        length: int,
+        path: str,
+        offset: int | None = None,
+    ) -> FileContent:
+        """Read a part of a file in the guest, through qemu-ga."""
+        answer: FileContent = await self._json(
+            "POST",
+            f"/v1/machines/{quote(name)}/files/read",
+            body={
+                "length": length,
+                "offset": offset,
+                "path": path,
+            },
+        )
+        return answer
+
     async def remote(self, host: str) -> list[RemoteCapsule]:
         """Capsules that a trusted host offers."""
         answer: list[RemoteCapsule] = await self._json("GET", f"/v1/remote/{quote(host)}")
@@ -1572,6 +1696,17 @@ class AsyncCalls(ABC):
     async def remove(self, capsule: str) -> PreviousCapsule:
         """Remove a ref; the next gc deletes capsules without refs."""
         answer: PreviousCapsule = await self._json("DELETE", f"/v1/capsules/{quote(capsule)}")
+        return answer
+
+    async def rename(self, name: str, *, to: str) -> MachineInfo:
+        """Give a machine that is off or suspended another name."""
+        answer: MachineInfo = await self._json(
+            "POST",
+            f"/v1/machines/{quote(name)}/rename",
+            body={
+                "to": to,
+            },
+        )
         return answer
 
     async def repair(
@@ -1831,6 +1966,25 @@ class AsyncCalls(ABC):
         """Read and check everything in the store."""
         answer: Operation = await self._json("POST", "/v1/store/verify")
         return answer
+
+    async def write_file(
+        self,
+        name: str,
+        *,
+        data: str,
+        path: str,
+        offset: int | None = None,
+    ) -> None:
+        """Write a part of a file in the guest, through qemu-ga."""
+        await self._json(
+            "POST",
+            f"/v1/machines/{quote(name)}/files/write",
+            body={
+                "data": data,
+                "offset": offset,
+                "path": path,
+            },
+        )
 
 
 __all__ = ["AsyncCalls", "Calls"]

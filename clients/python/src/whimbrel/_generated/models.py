@@ -308,6 +308,8 @@ class CheckpointRequest(TypedDict):
     disks_only: NotRequired[bool]
     #: Labels for the new capsule.
     labels: NotRequired[dict[str, str]]
+    #: Have qemu-ga freeze the guest's file systems for the pause; for disk-only capsules.
+    quiesce: NotRequired[bool]
     #: Tag for the new capsule.
     tag: NotRequired[str | None]
 
@@ -349,6 +351,37 @@ class ConfigChange(TypedDict):
     b: NotRequired[str | None]
     #: Name of the setting: `memory`, `cpus`, `disks[1].size`, …
     field: str
+
+
+class CpuBaseline(TypedDict):
+    """CPU model that hosts have in common."""
+
+    #: Features that all hosts have.
+    features: list[str]
+    #: The hosts, this one first.
+    hosts: list[CpuHost]
+    #: The model, as `cpu` of `POST /v1/machines` takes it.
+    model: str
+
+
+class CpuBaselineRequest(TypedDict):
+    """Body of `POST /v1/cpu/baseline`: the CPU model that hosts have in common."""
+
+    #: Trusted hosts to compare with this one.
+    hosts: NotRequired[list[str]]
+
+
+class CpuHost(TypedDict):
+    """Processor of a host, as its QEMU gives it to guests."""
+
+    #: Executor of guest instructions.
+    accel: str
+    #: Features that another host of the group has and this one does not.
+    lacks: NotRequired[list[str]]
+    #: Name of the host.
+    name: str
+    #: Version of its QEMU.
+    qemu_version: str
 
 
 class Damage(TypedDict):
@@ -577,6 +610,35 @@ class EventKindMissed(TypedDict):
     kind: Literal["missed"]
 
 
+class ExecRequest(TypedDict):
+    """Body of `POST /v1/machines/{name}/exec`. The answer comes when the program has ended."""
+
+    #: Program of the guest and its arguments; no shell reads them.
+    command: list[str]
+    #: Environment, as `NAME=VALUE` [default: that of qemu-ga].
+    env: NotRequired[list[str]]
+    #: Input of the program, in Base64.
+    input: NotRequired[str]
+    #: Seconds to wait for its end, at most an hour [default: 60]. After that the request fails, and
+    #: the program runs on.
+    timeout_s: NotRequired[int | None]
+
+
+class ExecResult(TypedDict):
+    """End of a program in a guest."""
+
+    #: Exit code, if it ended by itself.
+    exit_code: NotRequired[int | None]
+    #: Signal that ended it.
+    signal: NotRequired[int | None]
+    #: Error output, in Base64.
+    stderr: str
+    #: Output, in Base64.
+    stdout: str
+    #: Whether output is missing, because it was longer than the 16 MiB that qemu-ga keeps.
+    truncated: NotRequired[bool]
+
+
 class ExportRequest(TypedDict):
     """Body of `POST /v1/export`."""
 
@@ -597,6 +659,39 @@ class FailoverRequest(TypedDict):
     force: NotRequired[bool]
     #: Confirmation, on a standby without a witness, that the primary no longer runs the machine.
     primary_is_dead: NotRequired[bool]
+
+
+class FileContent(TypedDict):
+    """Part of a file in a guest."""
+
+    #: Bytes, in Base64.
+    data: str
+    #: Whether the file ends after them.
+    end: bool
+
+
+class FileReadRequest(TypedDict):
+    """Body of `POST /v1/machines/{name}/files/read`: a part of a file in the guest."""
+
+    #: Most bytes, up to 512 KiB.
+    length: int
+    #: Place of the first byte to read.
+    offset: NotRequired[int]
+    #: Path in the guest.
+    path: str
+
+
+class FileWriteRequest(TypedDict):
+    """Body of `POST /v1/machines/{name}/files/write`: a part of a file in the guest. The one at the
+    beginning creates the file, or empties it.
+    """
+
+    #: Bytes in Base64, up to 512 KiB.
+    data: str
+    #: Place of the first byte.
+    offset: NotRequired[int]
+    #: Path in the guest.
+    path: str
 
 
 class GoldenMatch(TypedDict):
@@ -1316,6 +1411,8 @@ class NewToken(TypedDict):
 class NicInfo(TypedDict):
     """Description of a network port."""
 
+    #: Addresses in its managed network, and those that qemu-ga in the guest says.
+    addresses: NotRequired[list[str]]
     #: Bridge of the port; none if it is unplugged.
     bridge: NotRequired[str | None]
     #: Hardware address of the port.
@@ -2057,6 +2154,13 @@ class RemoteCapsule(TypedDict):
     whole: bool
 
 
+class RenameRequest(TypedDict):
+    """Body of `POST /v1/machines/{name}/rename`."""
+
+    #: New name of the machine, which must be free.
+    to: str
+
+
 class RepairRequest(TypedDict):
     """Body of `POST /v1/store/repair`: fetch the damaged and missing objects of capsules."""
 
@@ -2188,8 +2292,8 @@ class RunRequest(TypedDict):
     #: Command line of the kernel.
     append: NotRequired[str | None]
     cloud_init: NotRequired[CloudInit | None]
-    #: CPU model: `x86-64-v2`, `x86-64-v3`, `host` (KVM only), `max`, or a name of QEMU, with
-    #: features to add or leave out (`Haswell,-hle`) [default: max].
+    #: CPU model: `x86-64-v2`, `x86-64-v3`, `host` (KVM only), `max`, `baseline` (of all trusted
+    #: hosts), or a name of QEMU, with features to add or leave out (`Haswell,-hle`) [default: max].
     cpu: NotRequired[str | None]
     #: Number of virtual CPUs.
     cpus: NotRequired[int]
@@ -2702,6 +2806,9 @@ __all__ = [
     "CloneRequest",
     "CloudInit",
     "ConfigChange",
+    "CpuBaseline",
+    "CpuBaselineRequest",
+    "CpuHost",
     "Damage",
     "DeriveRequest",
     "DirtyTraceRequest",
@@ -2724,9 +2831,14 @@ __all__ = [
     "EventKindSelfStart",
     "EventKindSettings",
     "EventKindTakeover",
+    "ExecRequest",
+    "ExecResult",
     "ExportFormat",
     "ExportRequest",
     "FailoverRequest",
+    "FileContent",
+    "FileReadRequest",
+    "FileWriteRequest",
     "GoldenMatch",
     "GraphNode",
     "HandoverDecision",
@@ -2855,6 +2967,7 @@ __all__ = [
     "RefRights",
     "RefVersion",
     "RemoteCapsule",
+    "RenameRequest",
     "RepairRequest",
     "RepairedCapsule",
     "ResolveRequest",

@@ -28,12 +28,14 @@ pub(crate) struct CheckpointOptions {
     pub(crate) labels: BTreeMap<String, String>,
     pub(crate) balloon: BalloonTarget,
     pub(crate) arrays: CapturedArrays,
+    /// Whether the guest freezes its file systems for the pause.
+    pub(crate) quiesce: bool,
 }
 
 impl CheckpointOptions {
     /// Memory and all disks, without a tag.
     pub(crate) fn without_tag(balloon: BalloonTarget) -> Self {
-        Self { tag: None, labels: BTreeMap::new(), balloon, arrays: CapturedArrays::All }
+        Self { tag: None, labels: BTreeMap::new(), balloon, arrays: CapturedArrays::All, quiesce: false }
     }
 }
 
@@ -46,8 +48,14 @@ impl Daemon {
     ) -> Result<Operation, DaemonError> {
         refs::check_tag(request.tag.as_ref())?;
         let arrays = if request.disks_only { CapturedArrays::Disks } else { CapturedArrays::All };
-        let CheckpointRequest { tag, labels, balloon, .. } = request;
-        self.start_checkpoint(name, CheckpointOptions { tag, labels, balloon, arrays })
+        let CheckpointRequest { tag, labels, balloon, quiesce, .. } = request;
+        if quiesce && arrays == CapturedArrays::All {
+            return Err(DaemonError::invalid(
+                "a capsule with memory has what the guest did not write yet, so nothing is frozen for it: \
+                 --quiesce is for --disks-only",
+            ));
+        }
+        self.start_checkpoint(name, CheckpointOptions { tag, labels, balloon, arrays, quiesce })
     }
 
     /// Starts the operation that takes a capsule of a running machine.
@@ -157,7 +165,7 @@ impl Daemon {
         let stored_before = self.stored_bytes();
         let writer = self.store.writer().map_err(refs::store_error("begin to write"))?;
         live.align_disks(|index, disk| self.alignment_for(record, index, disk))?;
-        let mut capture = live.begin_capture(&writer, wanted.arrays)?;
+        let mut capture = live.begin_capture(&writer, wanted.arrays)?.quiesced(wanted.quiesce);
         let policy = checkpoint_policy(was_paused);
         let mut told = |progress| {
             report(reporter, progress);

@@ -157,7 +157,8 @@ impl Core {
 /// The parent's configuration with the changes of the request. NICs get new addresses, as two machines must
 /// not share one.
 fn derived_config(manifest: &Manifest, request: &DeriveRequest) -> Result<MachineConfig, DaemonError> {
-    let mut config = manifest.machine.clone();
+    // A derived machine boots, so no state was saved without the port for qemu-ga.
+    let mut config = MachineConfig { agent_port: true, ..manifest.machine.clone() };
     if config.disks.is_empty() {
         return Err(DaemonError::invalid("the capsule has no disks to boot from"));
     }
@@ -227,7 +228,10 @@ mod tests {
         let config = derived_config(&parent, &request()).unwrap();
         assert_eq!(config.nics[0].bridge, parent.machine.nics[0].bridge);
         assert_ne!(config.nics[0].mac, parent.machine.nics[0].mac);
-        assert_eq!(MachineConfig { nics: parent.machine.nics.clone(), ..config }, parent.machine);
+        // With a port for qemu-ga: it boots, whatever the parent had.
+        assert!(config.agent_port && !parent.machine.agent_port);
+        let nics = parent.machine.nics.clone();
+        assert_eq!(MachineConfig { nics, agent_port: false, ..config }, parent.machine);
     }
 
     #[test]

@@ -20,7 +20,21 @@ use whimbrel_capture::AfterCapture;
 use whimbrel_core::{CapsuleId, EXTENT_PAGES, PAGE_SIZE, PageSet};
 use whimbrel_image::ImageRef;
 use whimbrel_store::CapsuleWriter;
-use whimbrel_vm::StoppedDisk;
+use whimbrel_vm::{RunningMachine, StoppedDisk};
+
+/// Refuses a guest that cannot freeze its file systems, if it is to.
+fn check_quiescible(
+    record: &Record,
+    live: &RunningMachine,
+    wanted: &CheckpointOptions,
+) -> Result<(), DaemonError> {
+    let name = record.name.clone();
+    match (wanted.quiesce, live.is_paused(), &live.qemu_ga) {
+        (false, ..) | (true, false, Some(_)) => Ok(()),
+        (true, true, _) => Err(DaemonError::State { name, state: "paused", needed: "running" }),
+        (true, false, None) => Err(DaemonError::NoAgentPort { name }),
+    }
+}
 
 impl Daemon {
     /// Takes a disk-only capsule of a machine, whether it runs or not.
@@ -37,6 +51,7 @@ impl Daemon {
         let report = match turn.record.phase.clone() {
             Phase::Here => {
                 let (record, live) = turn.parts()?;
+                check_quiescible(record, live, wanted)?;
                 self.take_capsule_as_is(record, live, AfterCapture::Unpause, wanted, (&mut None, reporter))?
             }
             Phase::Stopped | Phase::Crashed { .. } => {

@@ -235,6 +235,7 @@ impl Daemon {
             machine: self.qemu()?.machine_type("q35").unwrap_or("q35").to_owned(),
             accel: self.qemu().map_or(Accel::Tcg, whimbrel_qemu::best_accel),
             disks: vec![DiskConfig { size }],
+            agent_port: true,
             ..MachineConfig::minimal(IMPORTED_MEMORY)
         };
         labels.insert(refs::MACHINE_LABEL.to_owned(), name.to_string());

@@ -16,8 +16,8 @@ use std::{
     time::{Duration, Instant},
 };
 use whimbrel_api::{
-    CloneNetwork, CloneRequest, MoveNetwork, Operation, OperationKind, OperationResult, ResumeMode,
-    ResumeRequest, Unit,
+    CapsuleRef, CloneNetwork, CloneRequest, MoveNetwork, Operation, OperationKind, OperationResult,
+    ResumeMode, ResumeRequest, Unit,
 };
 use whimbrel_core::{ByteSize, CapsuleId, MachineName};
 use whimbrel_image::Manifest;
@@ -398,7 +398,12 @@ fn wait_for_all(live: &RunningMachine, reporter: &ProgressReporter) -> Result<()
 }
 
 fn name_for(request: &ResumeRequest, manifest: &Manifest) -> Result<MachineName, DaemonError> {
-    request.name.clone().map_or_else(|| refs::machine_of(manifest), Ok)
+    match (&request.name, &request.capsule) {
+        (Some(name), _) => Ok(name.clone()),
+        // The machine may have had another name then.
+        (None, CapsuleRef::Past(past)) => Ok(past.machine.clone()),
+        (None, _) => refs::machine_of(manifest),
+    }
 }
 
 fn clone_names(request: &CloneRequest, manifest: &Manifest) -> Result<Vec<MachineName>, DaemonError> {

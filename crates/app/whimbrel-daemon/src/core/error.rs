@@ -12,7 +12,7 @@ use whimbrel_core::{ByteSize, CapsuleId, HostName, MachineName};
 use whimbrel_migrate::{MigrateError, compatibility::Incompatibility, link::LinkError};
 use whimbrel_pool::client::PoolError;
 use whimbrel_protect::PrimaryError;
-use whimbrel_qemu::{ImageError, ImageFormat};
+use whimbrel_qemu::{ImageError, ImageFormat, QemuGaError};
 use whimbrel_store::StoreError;
 use whimbrel_vm::{PassError, RunningError};
 use whimbrel_wire::{private_dir::PrivateDirError, web_tls::WebTlsError};
@@ -29,6 +29,8 @@ pub enum DaemonError {
     NameTaken { name: MachineName },
     #[error("{} is not an earlier state of {name}", capsule.short())]
     NotItsPast { name: MachineName, capsule: CapsuleId },
+    #[error("{from} is called {to} now, but not everything of it has the new name")]
+    HalfRenamed { from: MachineName, to: MachineName, source: Box<DaemonError> },
     #[error("the record of {name} cannot be read: {reason}")]
     UnreadableRecord { name: MachineName, reason: String },
     #[error("{} cannot be read: {reason}", path.display())]
@@ -121,8 +123,14 @@ pub enum DaemonError {
     Untrusted { host: HostName },
     #[error("host {host} and this one do not trust each other")]
     NotTrustedThere { host: HostName, source: Cause },
-    #[error("{host} has an earlier version of Whimbrel, which cannot run machines with network offloads")]
-    OlderHost { host: HostName },
+    #[error("{host} has an earlier version of Whimbrel, which cannot run machines with {what}")]
+    OlderHost { host: HostName, what: &'static str },
+    #[error("{name} has no port for qemu-ga")]
+    NoAgentPort { name: MachineName },
+    #[error("the guest of {name} did not do it")]
+    Agent { name: MachineName, source: QemuGaError },
+    #[error("the program still runs in {name} after {seconds} s, as process {pid}")]
+    StillExecutes { name: MachineName, pid: i64, seconds: u64 },
     #[error("the guest did not shut down within {seconds} s")]
     StillRunning { seconds: u64 },
     #[error("the identity of this host failed")]
@@ -180,8 +188,16 @@ impl DaemonError {
             Self::Busy { .. }
             | Self::State { .. }
             | Self::AlreadyServed { .. }
+            | Self::StillExecutes { .. }
+            | Self::Agent { source: QemuGaError::Busy, .. }
             | Self::StillRunning { .. } => ErrorCode::Busy,
             Self::Invalid { .. } | Self::NotItsPast { .. } => ErrorCode::Invalid,
+            Self::Agent { source: QemuGaError::Silent { .. } | QemuGaError::Port(_), .. } => {
+                ErrorCode::Unreachable
+            }
+            Self::Agent { source: QemuGaError::Refused { .. }, .. } => ErrorCode::Invalid,
+            Self::Agent { .. } => ErrorCode::Internal,
+            Self::NoAgentPort { .. } => ErrorCode::Unsupported,
             Self::NotTmpfs { .. } | Self::Network { .. } | Self::OlderHost { .. } => ErrorCode::Unsupported,
             Self::Certificate { source } => chain_code(source),
             Self::NotPrivate { source: PrivateDirError::Io { source, .. } } => io_code(source),
@@ -210,6 +226,7 @@ impl DaemonError {
             Self::HashCache { source } => chain_code(&**source),
             Self::HandedOff { .. } | Self::MissingPages { .. } | Self::Evacuating => ErrorCode::Busy,
             Self::NotEvacuated { source, .. } => source.code,
+            Self::HalfRenamed { source, .. } => source.code(),
             Self::Unconfirmed { .. }
             | Self::RunsOnBackupHost { .. }
             | Self::GivenBack { .. }
@@ -268,9 +285,29 @@ impl DaemonError {
         })
     }
 
+    /// What to do about a guest in which a program or qemu-ga does not do what it should.
+    fn guest_hint(&self) -> Option<String> {
+        Some(match self {
+            Self::NoAgentPort { name } => format!(
+                "it was made before there was one: `whimbrel stop {name}`, then `whimbrel start {name}` gives it one"
+            ),
+            Self::Agent { name, source: QemuGaError::Silent { .. } } => no_agent(name),
+            Self::Capture { source } if is_silent_agent(source) => no_agent("NAME"),
+            Self::StillExecutes { name, pid, .. } => {
+                format!("wait longer with --timeout, or end it: `whimbrel exec {name} -- kill {pid}`")
+            }
+            _ => return None,
+        })
+    }
+
+    /// The hint of a family of errors, if this is one of a family.
+    fn own_hint(&self) -> Option<String> {
+        self.file_hint().or_else(|| self.damage_hint()).or_else(|| self.guest_hint())
+    }
+
     fn hint(&self) -> Option<String> {
         Some(match self {
-            _ if let Some(hint) = self.file_hint().or_else(|| self.damage_hint()) => hint,
+            _ if let Some(hint) = self.own_hint() => hint,
             Self::NotFound { what: "machine", .. } => "`whimbrel ps` lists the machines of this host".into(),
             Self::NotFound { what: "capsule", .. } => "`whimbrel ls` lists the capsules of this host".into(),
             Self::NotFound { what: "host", .. } => "`whimbrel trust ls` lists the hosts known here".into(),
@@ -304,6 +341,9 @@ impl DaemonError {
             Self::RunsOnBackupHost { name, third, .. } => {
                 format!("{name} has left this host: see `whimbrel ps` on {third}")
             }
+            Self::HalfRenamed { from, .. } => {
+                format!("mend the cause and restart the daemon, which does the rest; until then nothing can be called {from}")
+            }
             Self::Ssh { source, .. } => source.hint(),
             Self::NotEvacuated { source, .. } => return source.hint.clone(),
             Self::LostContact { host, .. } => {
@@ -327,7 +367,7 @@ impl DaemonError {
                 format!("see `whimbrel ps` on {host}; `whimbrel delete {name}` deletes the copy here")
             }
             Self::Thread { .. } => "the system or the daemon's limits allow no more threads or memory; try again with fewer operations at once".into(),
-            Self::OlderHost { host } => format!("update Whimbrel on {host}; until then machines can only move from there to here"),
+            Self::OlderHost { host, .. } => format!("update Whimbrel on {host}; until then machines can only move from there to here"),
             Self::StillRunning { .. } => "`whimbrel stop --kill` stops it at once".into(),
             Self::Protected { name, .. } => {
                 format!("`whimbrel failover {name}` moves it to its standby; for anything else `whimbrel unprotect {name}` first")
@@ -379,6 +419,9 @@ fn state_hint(name: &MachineName, state: &str, needed: &str) -> Option<String> {
     let lost = format!("if that host is lost for good, `whimbrel resolve {name}`");
     Some(match (state, needed) {
         ("stopped" | "crashed", "running") => format!("`whimbrel start {name}` runs it again"),
+        ("running", "stopped or suspended") => format!(
+            "`whimbrel suspend {name}` saves it as it is, `whimbrel resume` continues it under its new name; or `whimbrel stop {name}`"
+        ),
         ("suspended", _) => format!("`whimbrel resume {name}` continues it"),
         ("handed over", _) => format!("it belongs to the target host: see `whimbrel ps` there; {lost}"),
         ("arriving", _) => format!("it runs as soon as the source commits the handover; {lost}"),
@@ -386,6 +429,20 @@ fn state_hint(name: &MachineName, state: &str, needed: &str) -> Option<String> {
         (_, "protected") => format!("`whimbrel protect {name} HOST` creates a standby"),
         _ => return None,
     })
+}
+
+/// What to do about a guest in which nothing answers.
+fn no_agent(name: impl std::fmt::Display) -> String {
+    format!(
+        "the guest needs the program qemu-ga, in most distributions the package qemu-guest-agent; `whimbrel console {name}` shows whether the guest is up"
+    )
+}
+
+/// Whether a capture failed because the guest has no qemu-ga.
+fn is_silent_agent(error: &(dyn Error + 'static)) -> bool {
+    std::iter::successors(Some(error), |&error| error.source())
+        .filter_map(|error| error.downcast_ref::<QemuGaError>())
+        .any(|error| matches!(error, QemuGaError::Silent { .. }))
 }
 
 /// Whether a store refuses to write because an earlier write failed.

@@ -36,7 +36,7 @@ pub(crate) fn pattern(machine: &MachineName) -> String {
 }
 
 /// Time of the snapshot that a ref names, if it is one of this machine.
-fn time_of(name: &RefName, machine: &MachineName) -> Option<u64> {
+pub(crate) fn time_of(name: &RefName, machine: &MachineName) -> Option<u64> {
     let digits = name.as_str().strip_prefix(&ref_prefix(machine))?;
     let all_digits = digits.len() == DIGITS && digits.bytes().all(|byte| byte.is_ascii_digit());
     digits.parse().ok().filter(|_| all_digits)

@@ -94,6 +94,12 @@ pub(crate) fn guest_machine_in(name: &str) -> Option<&str> {
     Some(name.strip_prefix(GUEST_PREFIX)?.rsplit_once('.')?.0)
 }
 
+/// The tag in the ref of a tag that the guest of this machine gave.
+pub(crate) fn guest_tag<'a>(name: &'a RefName, machine: &MachineName) -> Option<&'a str> {
+    let (of, tag) = name.as_str().strip_prefix(GUEST_PREFIX)?.rsplit_once('.')?;
+    (of == machine.as_str()).then_some(tag)
+}
+
 /// A ref as rights and users name it: a machine's ref by the machine's name.
 pub(crate) fn known_as(name: &RefName) -> &str {
     name.as_str().strip_prefix(PREFIX).unwrap_or(name.as_str())

@@ -21,8 +21,9 @@ use std::{
 };
 use whimbrel_api::{DiskInfo, EventKind, MachineInfo, MachineState, NicInfo, OperationId};
 use whimbrel_capture::dirty_observer::DirtyObserver;
-use whimbrel_core::{ByteSize, CapsuleId, MachineName, lock};
+use whimbrel_core::{ByteSize, CapsuleId, MachineName, NicConfig, lock};
 use whimbrel_migrate::postcopy::PageServer;
+use whimbrel_qemu::QemuGa;
 use whimbrel_vm::{RunningMachine, TrafficView};
 
 /// Time to wait for a handover to give up its lock: an attempt to connect, and the longest delay between two.
@@ -38,6 +39,8 @@ pub(crate) struct Machine {
     machine_type: String,
     /// Whether a person decides who has it: a handover that waits for another host gives up its lock.
     resolving: AtomicBool,
+    /// Whether it has another name now, and another entry in the registry.
+    retired: AtomicBool,
     /// Where changes of its state are told, while it is in the registry.
     events: Mutex<Option<Arc<EventLog>>>,
 }
@@ -62,6 +65,7 @@ struct View {
     needed: Vec<CapsuleId>,
     pager: Option<whimbrel_vm::PagerView>,
     console: Option<ConsoleView>,
+    qemu_ga: Option<QemuGa>,
     tunnel: Option<whimbrel_vm::TunnelView>,
     observer: Option<DirtyObserver>,
     page_server: Option<Arc<PageServer>>,
@@ -79,10 +83,12 @@ impl Machine {
         let (info, needed) = (describe(&record, live.as_ref(), None), needed_capsules(&record));
         let (pager, console, tunnel, tap, giving) = views(live.as_ref());
         let traffic = live.as_ref().map(RunningMachine::traffic).unwrap_or_default();
+        let qemu_ga = live.as_ref().and_then(|live| live.qemu_ga.clone());
         Self {
             name: record.name.clone(),
             machine_type: record.config.machine.clone(),
             resolving: AtomicBool::new(false),
+            retired: AtomicBool::new(false),
             events: Mutex::default(),
             lock_holder: Mutex::new(None),
             lock_released: Condvar::new(),
@@ -92,6 +98,7 @@ impl Machine {
                 needed,
                 pager,
                 console,
+                qemu_ga,
                 tunnel,
                 observer: tap,
                 page_server: giving,
@@ -131,6 +138,9 @@ impl Machine {
         operation: Option<OperationId>,
     ) -> Result<MachineLock<'_>, DaemonError> {
         let mut turn = lock(&self.lock_holder);
+        if self.retired.load(Ordering::Acquire) {
+            return Err(DaemonError::machine_not_found(&self.name));
+        }
         if let Some(working) = &*turn {
             return Err(DaemonError::Busy {
                 name: self.name.clone(),
@@ -165,6 +175,12 @@ impl Machine {
         let turn = self.try_lock_in_any_phase("resolve", None);
         self.resolving.store(false, Ordering::Release);
         turn
+    }
+
+    /// Gives the machine lock to nobody any more: the machine has another name and another entry. The caller
+    /// holds the lock.
+    pub(crate) fn retire(&self) {
+        self.retired.store(true, Ordering::Release);
     }
 
     /// Whether a handover must give up the machine lock.
@@ -250,6 +266,16 @@ impl Machine {
         Ok(console.map(|console| console.log(bytes)).unwrap_or_default())
     }
 
+    /// Port of qemu-ga in its guest.
+    pub(crate) fn qemu_ga(&self) -> Result<QemuGa, DaemonError> {
+        let view = lock(&self.view);
+        let name = self.name.clone();
+        if view.console.is_none() {
+            return Err(DaemonError::State { name, state: "not running", needed: "running" });
+        }
+        view.qemu_ga.clone().ok_or(DaemonError::NoAgentPort { name })
+    }
+
     /// Opens the serial port in both directions.
     pub(crate) fn console(&self) -> Result<SerialStream, DaemonError> {
         let console = lock(&self.view).console.clone();
@@ -279,11 +305,13 @@ impl MachineLock<'_> {
         let needed = needed_capsules(&self.data.record);
         let (pager, console, tunnel, tap, giving) = views(self.data.running.as_ref());
         let traffic = self.data.running.as_ref().map(RunningMachine::traffic).unwrap_or_default();
+        let qemu_ga = self.data.running.as_ref().and_then(|live| live.qemu_ga.clone());
         let mut view = lock(&self.machine.view);
         if view.info.state.name() != info.state.name() {
             self.machine.report_state(&info.state);
         }
-        *view = View { info, needed, pager, console, tunnel, observer: tap, page_server: giving, traffic };
+        let (observer, page_server) = (tap, giving);
+        *view = View { info, needed, pager, console, qemu_ga, tunnel, observer, page_server, traffic };
     }
 }
 
@@ -387,8 +415,11 @@ fn describe(record: &Record, live: Option<&RunningMachine>, operation: Option<Op
                 live.and_then(|live| live.disks.get(index)).map_or(0, |disk| disk.allocated_bytes()),
             ),
         });
-    let nics =
-        record.config.nics.iter().map(|nic| NicInfo { mac: nic.mac.clone(), bridge: nic.bridge.clone() });
+    let nic = |nic: &NicConfig| {
+        let (mac, bridge) = (nic.mac.clone(), nic.bridge.clone());
+        NicInfo { mac, bridge, addresses: Vec::new() }
+    };
+    let nics = record.config.nics.iter().map(nic);
     MachineInfo {
         name: record.name.clone(),
         state,

@@ -6,7 +6,10 @@
 
 use crate::{
     core::{directories::Directories, error::DaemonError},
-    machine::record::{self, Record},
+    machine::{
+        record::{self, Record},
+        rename,
+    },
 };
 use std::{
     collections::BTreeMap,
@@ -85,6 +88,7 @@ fn load(layout: &Directories, folder: &Path, name: &MachineName) -> Result<Optio
             unmark(folder).map_err(|error| error.to_string())?;
             Ok(Some(record))
         }
+        Ok(Some(record)) if record.was.as_ref() == Some(name) => Ok(Some(not_renamed(layout, record, name))),
         Ok(Some(record)) => Err(format!("it is the record of {}", record.name)),
         Ok(None) if folder.join(STARTING).exists() => {
             tracing::info!(machine = %name, "removing what an interrupted start left");
@@ -99,10 +103,20 @@ fn load(layout: &Directories, folder: &Path, name: &MachineName) -> Result<Optio
     }
 }
 
+/// The record of a machine whose rename was interrupted before it had its new name.
+fn not_renamed(layout: &Directories, mut record: Record, name: &MachineName) -> Record {
+    tracing::info!(machine = %name, to = %record.name, "a machine was not renamed after all");
+    let renamed = layout.machine(&record.name);
+    rename::relocate(&mut record, &renamed, &layout.machine(name));
+    (record.name, record.was) = (name.clone(), None);
+    record
+}
+
 /// Why the record in a machine's folder cannot be read, if it cannot. Changes nothing.
 pub(crate) fn check(folder: &Path, name: &str) -> Result<(), DaemonError> {
     match Record::read(folder)? {
         Some(record) if record.name.as_str() == name => Ok(()),
+        Some(record) if record.was.as_ref().is_some_and(|was| was.as_str() == name) => Ok(()),
         Some(record) => Err(DaemonError::invalid(format!("it is the record of {}", record.name))),
         None if folder.join(STARTING).exists() => Ok(()),
         None => Err(DaemonError::invalid(no_record(folder))),

@@ -16,6 +16,7 @@ pub(crate) mod prestarted_qemu;
 pub(crate) mod record;
 mod recovery;
 pub(crate) mod registry;
+mod rename;
 pub(crate) mod restart;
 pub(crate) mod self_start;
 pub(crate) mod settings;

@@ -27,6 +27,9 @@ const FILE: &str = "machine.json";
 pub(crate) struct Record {
     format: u32,
     pub(crate) name: MachineName,
+    /// Name before a rename that is not finished.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) was: Option<MachineName>,
     pub(crate) config: MachineConfig,
     /// The capsule that it was resumed from.
     pub(crate) origin: Option<CapsuleId>,
@@ -130,6 +133,7 @@ impl Record {
         Self {
             format: FORMAT,
             name,
+            was: None,
             config,
             origin: None,
             last: None,
@@ -156,11 +160,18 @@ impl Record {
         fs::create_dir_all(&dir).map_err(|source| DaemonError::io("create", &dir, source))?;
         let path = path(&dir);
         let is_new = !path.exists();
-        let saved = folder::unmark(&dir).and_then(|()| json_file::replace(&path, self));
-        let saved = saved.and_then(|()| match is_new {
-            true => atomic_file::sync_dir(&layout.machines()),
-            false => Ok(()),
-        });
+        self.save_in(&dir)?;
+        if is_new {
+            let synced = atomic_file::sync_dir(&layout.machines());
+            synced.map_err(|source| DaemonError::io("write", &path, source))?;
+        }
+        Ok(())
+    }
+
+    /// Makes the record durable in a folder that is there.
+    pub(super) fn save_in(&self, folder: &Path) -> Result<(), DaemonError> {
+        let path = path(folder);
+        let saved = folder::unmark(folder).and_then(|()| json_file::replace(&path, self));
         saved.map_err(|source| DaemonError::io("write", &path, source))
     }
 

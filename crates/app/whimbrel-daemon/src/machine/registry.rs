@@ -69,6 +69,27 @@ impl MachineRegistry {
         machine
     }
 
+    /// Replaces a machine by the same one under another name, whose name the caller has reserved. The former
+    /// name stays reserved until the second part of the result is dropped.
+    pub(crate) fn rename(
+        &self,
+        former: &MachineName,
+        machine: Machine,
+    ) -> (Arc<Machine>, NameReservation<'_>) {
+        self.reserved_names.lock().unwrap_or_else(PoisonError::into_inner).insert(former.clone());
+        let reservation = NameReservation { registry: self, name: former.clone() };
+        let machine = Arc::new(machine);
+        let mut table = self.table();
+        let before = table.remove(former);
+        table.insert(machine.name().clone(), machine.clone());
+        drop(table);
+        before.iter().for_each(|before| before.tell_no_more());
+        self.events.add(EventKind::MachineRemoved, former, &format!("renamed to {}", machine.name()));
+        machine.tell_events(self.events.clone());
+        self.changed.notify();
+        (machine, reservation)
+    }
+
     pub(crate) fn remove(&self, name: &MachineName) {
         if let Some(machine) = self.table().remove(name) {
             machine.tell_no_more();

@@ -92,5 +92,7 @@ fn started(before: &Record) -> Record {
     record.phase = Phase::Here;
     record.process = None;
     record.since_ms = crate::now_ms();
+    // The machine boots, so no state was saved without the port.
+    record.config.agent_port = true;
     record
 }

@@ -1,5 +1,7 @@
 //! Live migration: the source side, the target side, and the history of past migrations.
 
+pub(crate) mod agent_port;
+pub(crate) mod cpu_baseline;
 pub(crate) mod history;
 pub(crate) mod resolution;
 pub(crate) mod source;

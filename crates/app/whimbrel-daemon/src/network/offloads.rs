@@ -11,7 +11,7 @@ use whimbrel_wire::Connection;
 pub(crate) fn check(peer: &Connection, host: &HostName, live: &RunningMachine) -> Result<(), DaemonError> {
     let has_them = live.ports.iter().any(|port| port.port_ref().has_offloads());
     if has_them && is_too_old(peer.peer().version_of(&PROTOCOL)) {
-        return Err(DaemonError::OlderHost { host: host.clone() });
+        return Err(DaemonError::OlderHost { host: host.clone(), what: "network offloads" });
     }
     Ok(())
 }

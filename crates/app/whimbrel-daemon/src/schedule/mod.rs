@@ -118,6 +118,18 @@ impl Schedules {
         self.table().get(name).map(|record| record.schedule.work.machine().cloned())
     }
 
+    /// Schedules for a machine go on under its new name.
+    pub(crate) fn rename_machine(&self, from: &MachineName, to: &MachineName) -> Result<(), DaemonError> {
+        let mut table = self.table();
+        for record in table.values_mut().filter(|record| record.schedule.work.machine() == Some(from)) {
+            let mut renamed = record.clone();
+            renamed.schedule.work.machine_mut().into_iter().for_each(|machine| *machine = to.clone());
+            renamed.save(&self.folder)?;
+            *record = renamed;
+        }
+        Ok(())
+    }
+
     pub(crate) fn create(
         &self,
         request: ScheduleRequest,
@@ -277,8 +289,11 @@ impl Schedules {
         if let Some(known) = table.get_mut(&record.schedule.name)
             && known.created_ms == record.created_ms
         {
+            // The machine may have been renamed meanwhile.
+            let mut record = record.clone();
+            record.schedule = known.schedule.clone();
             record.save(&self.folder)?;
-            *known = record.clone();
+            *known = record;
         }
         Ok(())
     }

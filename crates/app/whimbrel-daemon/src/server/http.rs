@@ -151,6 +151,10 @@ fn machine_routes(calls: Calls) -> Calls {
         Pause (name: MachineName) () => move |host| host.set_paused(&name, true);
         Unpause (name: MachineName) () => move |host| host.set_paused(&name, false);
         Settings (name: MachineName) (request: SettingsRequest) => move |host| host.change_settings(&name, &request);
+        Rename (name: MachineName) (request: RenameRequest) => move |host| host.rename(&name, &request);
+        Exec (name: MachineName) (request: ExecRequest) => move |host| host.exec(&name, &request);
+        ReadFile (name: MachineName) (request: FileReadRequest) => move |host| host.read_guest_file(&name, &request);
+        WriteFile (name: MachineName) (request: FileWriteRequest) => move |host| host.write_guest_file(&name, &request);
         Balloon (name: MachineName) (request: BalloonRequest) => move |host| host.balloon(&name, request.size);
         Checkpoint (name: MachineName) (request: CheckpointRequest) => move |host| host.checkpoint(&name, request);
         Rewind (name: MachineName) (request: RewindRequest) => move |host| host.rewind(&name, &request);
@@ -184,6 +188,7 @@ fn capsule_routes(calls: Calls) -> Calls {
     routes! { calls;
         Resume () (request: ResumeRequest) => move |host| host.resume(request);
         Clone () (request: CloneRequest) => move |host| host.clone_machines(request);
+        CpuBaseline () (request: CpuBaselineRequest) => move |host| host.cpu_baseline(&request);
         Match () (request: MatchRequest) => move |host| host.match_golden(&request);
         Derive () (request: DeriveRequest) => move |host| host.derive(request);
         Promote () (request: PromoteRequest) => move |host| host.promote(request);
@@ -415,6 +420,7 @@ fn machine(host: &Arc<Daemon>, name: &MachineName) -> Result<MachineInfo, Daemon
     host.uploads.add_to(&mut info);
     host.self_starts.add_to(&mut info);
     host.schedules.add_to(&mut info);
+    host.add_addresses(&mut info);
     let [info] = info;
     Ok(info)
 }

@@ -212,6 +212,21 @@ impl Daemon {
         }
     }
 
+    /// Uploads go on under a machine's new name.
+    pub(crate) fn rename_upload(&self, from: &MachineName, to: &MachineName) -> Result<(), DaemonError> {
+        let mut table = lock(&self.uploads.table);
+        let Some(record) = table.get(from).cloned() else { return Ok(()) };
+        let mut renamed = table.clone();
+        renamed.remove(from);
+        renamed.insert(to.clone(), record);
+        self.save_uploads(&renamed)?;
+        *table = renamed;
+        lock(&self.uploads.errors).remove(from);
+        drop(table);
+        self.uploads.notify();
+        Ok(())
+    }
+
     fn save_uploads(&self, table: &BTreeMap<MachineName, UploadRecord>) -> Result<(), DaemonError> {
         let path = self.directories.uploads();
         if let Some(reason) = self.uploads.unreadable.get().cloned() {

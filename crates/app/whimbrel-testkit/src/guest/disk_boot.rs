@@ -60,11 +60,21 @@ impl PublishedImage {
 
     /// Debian with cloud-init and sshd. Takes minutes to build, once.
     pub fn debian() -> Result<Self, GuestError> {
+        Self::debian_with("plain", &[])
+    }
+
+    /// Debian with cloud-init, sshd and these packages. Takes minutes to build, once.
+    pub fn debian_with(name: &str, packages: &[&str]) -> Result<Self, GuestError> {
         let file = "debian-12-generic-amd64.qcow2";
-        let name = format!("debian-{}", key(&[include_bytes!("disk_boot.rs")])?);
+        let name = format!("debian-{name}-{}", key(&[include_bytes!("disk_boot.rs")])?);
         let folder = once("guest-images", &name, |place| {
             let root = place.join("root");
             debian::debootstrap(&root, PACKAGES)?;
+            if !packages.is_empty() {
+                let install = ["env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-qq", "-y", "install"];
+                let mut chroot = Command::new("chroot");
+                run(chroot.arg(&root).args(install).arg("--no-install-recommends").args(packages))?;
+            }
             prepare_debian(&root)?;
             publish(place, file, DEBIAN_MIB, &root, "root=LABEL=root ro console=ttyS0")
         })?;

@@ -50,7 +50,19 @@ if [ "$(option helper)" = on ]; then
     chmod +x /bin/one-line
     nc -ll -p 7070 -e /bin/one-line &
 fi
+# Debian's qemu-ga, if the initial RAM disk has it.
+if [ -x /usr/sbin/qemu-ga ]; then
+    mkdir -p /etc /run /sbin /tmp /var/run /var/log
+    # Without this program qemu-ga sets no clock.
+    ln -s /bin/busybox /sbin/hwclock
+    for port in /sys/class/virtio-ports/*; do
+        [ "$(cat "$port/name")" = org.qemu.guest_agent.0 ] || continue
+        while :; do /usr/sbin/qemu-ga -m virtio-serial -p "/dev/${port##*/}" -t /tmp -f /tmp/qemu-ga.pid 2>/dev/null; sleep 1; done &
+    done
+fi
 munch=$(option munch)
 # shellcheck disable=SC2086 # three words
-[ -n "$munch" ] && muncher $(echo "$munch" | tr : ' ') &
+for _ in $(seq "$(option munchers | grep . || echo 1)"); do
+    [ -n "$munch" ] && muncher $(echo "$munch" | tr : ' ') &
+done
 exec /bin/witness

@@ -11,6 +11,7 @@ mod kernel;
 mod kvm_guest;
 mod options;
 mod own_guest;
+mod qemu_ga;
 mod test_agent;
 
 pub use boot_files::GuestFiles;

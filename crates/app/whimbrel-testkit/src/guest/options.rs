@@ -28,6 +28,15 @@ pub enum Work {
         /// Whether the guest agent runs too.
         helper: bool,
     },
+    /// Several processes dirty memory, each a region of its own (the small guest only).
+    Writers {
+        /// Number of processes.
+        count: u32,
+        /// Size of each region in MiB.
+        region_mib: u32,
+        /// Pages that each writes in a second; 0 is as fast as it goes.
+        pages_per_second: u32,
+    },
     /// Compiles C files for ever (the Debian guest only).
     Compile,
 }
@@ -60,6 +69,9 @@ impl fmt::Display for Work {
             Work::MemoryWriter { region_mib, bytes_per_page, helper } => {
                 let helper = if *helper { " helper=on" } else { "" };
                 write!(f, "idle munch={region_mib}:0:{bytes_per_page}{helper}")
+            }
+            Work::Writers { count, region_mib, pages_per_second } => {
+                write!(f, "idle munch={region_mib}:{pages_per_second}:4096 munchers={count}")
             }
             Work::Compile => write!(f, "compile"),
         }

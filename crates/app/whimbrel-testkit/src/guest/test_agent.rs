@@ -15,7 +15,7 @@ use std::{
         mpsc::{Receiver, RecvTimeoutError, Sender, channel},
     },
     thread,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 use whimbrel_core::lock;
 
@@ -206,6 +206,19 @@ impl TestAgent {
     /// Queries the memory figures of the guest.
     pub fn memory(&mut self) -> Result<GuestMemory, TestAgentError> {
         self.ask_memory("memory")
+    }
+
+    /// Asks by how much the wall clock of the guest is behind that of this process; negative if it is ahead.
+    /// Half of the time that the question took is added, the answer's way back.
+    pub fn clock_lag_ms(&mut self) -> Result<f64, TestAgentError> {
+        let (token, verb) = (new_token(), "clock");
+        let begun = Instant::now();
+        self.send(&token, verb)?;
+        let answer = self.receive(&token, verb, ANSWER_TIMEOUT)?;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let guest = answer.strip_prefix("unix_us=").and_then(|text| text.parse::<f64>().ok());
+        let guest = guest.ok_or(TestAgentError::Answer { verb: verb.to_owned(), answer })?;
+        Ok((now.as_secs_f64() - begun.elapsed().as_secs_f64() / 2.0) * 1e3 - guest / 1e3)
     }
 
     fn ask_memory(&mut self, verb: &str) -> Result<GuestMemory, TestAgentError> {

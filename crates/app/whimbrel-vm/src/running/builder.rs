@@ -13,7 +13,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use whimbrel_capture::{DirtyLog, dirty_observer::DirtyObserver};
 use whimbrel_core::{Digest, MachineConfig};
 use whimbrel_net::{Mac, PortFilter};
-use whimbrel_qemu::{Console, LaunchSpec, Qemu, RamBacking, Vmgenid};
+use whimbrel_qemu::{Console, LaunchSpec, Qemu, QemuGa, RamBacking, Vmgenid};
 use whimbrel_store::Pin;
 
 /// How a QEMU is started.
@@ -97,6 +97,7 @@ struct Attached {
     observer: DirtyObserver,
     console: Arc<Console>,
     guest: GuestAgent,
+    qemu_ga: Option<QemuGa>,
 }
 
 impl MachineBuilder {
@@ -146,6 +147,8 @@ impl MachineBuilder {
                 observer: attached.observer,
                 console: attached.console,
                 guest: attached.guest,
+                qemu_ga: attached.qemu_ga,
+                clock_is_behind: false,
                 runtime_dir: slot,
                 paused: true,
                 stall: self.stall,
@@ -178,6 +181,11 @@ impl MachineBuilder {
         self.setup.images.pin()
     }
 
+    /// Port of qemu-ga, if the machine has one.
+    pub(super) fn qemu_ga(&self, qemu: &Qemu) -> Option<QemuGa> {
+        self.setup.config.agent_port.then(|| QemuGa::new(qemu.agent_socket()))
+    }
+
     fn attach(
         &mut self,
         slot: &RuntimeDir,
@@ -196,7 +204,8 @@ impl MachineBuilder {
         let tunnel = self.setup.tunnel.take().map(|connect| connect(&mut ports)).transpose()?;
         let guest = self.guest_port(qemu)?;
         let console = Arc::new(console);
-        Ok(Attached { memory, ports, tunnel, dirty_logs, observer, console, guest })
+        let qemu_ga = self.qemu_ga(qemu);
+        Ok(Attached { memory, ports, tunnel, dirty_logs, observer, console, guest, qemu_ga })
     }
 
     fn memory(

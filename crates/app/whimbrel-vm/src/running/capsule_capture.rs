@@ -4,7 +4,7 @@
 //! has collected and that come into no capsule are lost for the next one, unless the store is detached.
 
 use super::{
-    CaptureBreaks, CapturedArrays, NetworkPort, PausableMachine, RunningError, RunningMachine,
+    CaptureBreaks, CapturedArrays, FrozenGuest, NetworkPort, PausableMachine, RunningError, RunningMachine,
     capsule_images::store_error,
 };
 use std::{collections::BTreeMap, ops::ControlFlow};
@@ -16,11 +16,14 @@ use whimbrel_capture::{
 use whimbrel_core::Digest;
 use whimbrel_image::ImageRef;
 use whimbrel_machine::MachineError;
+use whimbrel_qemu::{QemuGa, QemuGaError};
 use whimbrel_store::{CapsuleWriter, ImageWriter};
 
 /// Capture of a machine that is under way, with the images that it has written so far.
 pub struct CapsuleCapture {
     arrays: CapturedArrays,
+    /// Whether the guest freezes its file systems for the pause; for disks only.
+    quiesce: bool,
     sink: StoreSink,
 }
 
@@ -35,11 +38,17 @@ impl RunningMachine {
         let logs = arrays.of(dirty_logs);
         attach_consumer(logs, bases)?;
         let cuts = |name: &str| disks.iter().find(|disk| disk.name() == name)?.alignment().cloned();
-        Ok(CapsuleCapture { arrays, sink: StoreSink::new(writer, logs, bases, cuts)? })
+        Ok(CapsuleCapture { arrays, quiesce: false, sink: StoreSink::new(writer, logs, bases, cuts)? })
     }
 }
 
 impl CapsuleCapture {
+    /// Says whether qemu-ga freezes the guest's file systems for the pause. Memory would remember that they
+    /// are frozen, so this is for captures without it.
+    pub fn quiesced(self, quiesce: bool) -> Self {
+        Self { quiesce, ..self }
+    }
+
     /// Runs the capture loop over the arrays. `breaks` are made while the machine runs; `told` hears of the
     /// progress and may end the loop. Without memory the device state is empty.
     pub fn run(
@@ -50,11 +59,12 @@ impl CapsuleCapture {
         told: &mut dyn FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<Captured, RunningError> {
         let was_paused = live.is_paused();
+        let quiesced = live.qemu_ga.clone().filter(|_| self.quiesce);
         let RunningMachine { qemu, dirty_logs, disks, ports, .. } = live;
         let machine = PausableMachine { qemu, disks, keep_paused: was_paused, buffering_ports: &[] };
         let mut machine: Box<dyn whimbrel_machine::Machine + '_> = match self.arrays {
             CapturedArrays::All => Box::new(machine),
-            CapturedArrays::Disks => Box::new(DisksOnly(machine)),
+            CapturedArrays::Disks => Box::new(DisksOnly { machine, quiesced, frozen: None }),
         };
         let machine = &mut *machine;
         let dirty_logs = self.arrays.of(dirty_logs);
@@ -114,19 +124,35 @@ impl Sink for SinkWithBreaks<'_, '_> {
 
 /// A machine of which only the disks are captured: it pauses and runs on as usual, and its device state is
 /// empty.
-struct DisksOnly<'a>(PausableMachine<'a>);
+struct DisksOnly<'a> {
+    machine: PausableMachine<'a>,
+    /// Port of qemu-ga, if it is to freeze the file systems for the pause.
+    quiesced: Option<QemuGa>,
+    /// What became of that; thawed when the machine runs again.
+    frozen: Option<Result<FrozenGuest, QemuGaError>>,
+}
 
 impl whimbrel_machine::Machine for DisksOnly<'_> {
     fn about_to_pause(&mut self) {
-        self.0.about_to_pause();
+        // First: the guest writes its caches, which the disks then flush.
+        self.frozen = self.quiesced.as_ref().map(FrozenGuest::freeze);
+        self.machine.about_to_pause();
     }
 
     fn pause(&mut self) -> Result<(), MachineError> {
-        self.0.pause()
+        match self.frozen.take() {
+            Some(Err(error)) => Err(MachineError::new("freeze the file systems of", error)),
+            frozen => {
+                self.frozen = frozen;
+                self.machine.pause()
+            }
+        }
     }
 
     fn unpause(&mut self) -> Result<(), MachineError> {
-        self.0.unpause()
+        let running = self.machine.unpause();
+        self.frozen = None;
+        running
     }
 
     fn device_state(&mut self) -> Result<Vec<u8>, MachineError> {

@@ -100,6 +100,7 @@ impl RunningMachine {
         let status = live.qemu.status();
         live.restore_stream_header();
         live.paused = !status.map_err(|source| RunningError::qemu("query its status", source))?.running;
+        live.follow_guest_time();
         Ok(live)
     }
 

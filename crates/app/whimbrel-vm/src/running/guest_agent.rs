@@ -36,6 +36,11 @@ const HELLO_AGAIN_ID: u32 = 2;
 const ANNOUNCE_AFTER: [Duration; 3] =
     [Duration::ZERO, Duration::from_millis(200), Duration::from_millis(1000)];
 
+/// Times that a guest is told the time, until its report comes at once.
+const SETTINGS_MAX: u32 = 5;
+/// A report that takes longer was on its way for long, and so was the time.
+const PROMPT: Duration = Duration::from_millis(20);
+
 /// How a machine came to run here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ArrivalKind {
@@ -212,6 +217,12 @@ impl AgentCommands {
     /// Whether an agent has answered on the present connection.
     pub fn is_present(&self) -> bool {
         self.0.lock().session.is_some()
+    }
+
+    /// Whether the agent sets the guest's clock.
+    pub(super) fn sets_clock(&self) -> bool {
+        let state = self.0.lock();
+        state.session.is_some() && state.features & FEATURE_CLOCK != 0
     }
 
     /// Sends a command and waits for its report.
@@ -397,20 +408,27 @@ impl Shared {
     }
 }
 
-/// Has the guest set its wall clock forward, if its agent can do that.
+/// Has the guest set its wall clock forward, if its agent can do that. A report that took long tells that the
+/// time was old when it was set, so the guest is told once more.
 fn set_clock(orders: &AgentCommands) {
     let machine = &orders.0.machine;
-    if orders.0.lock().features & FEATURE_CLOCK == 0 {
+    if !orders.sets_clock() {
         return;
     }
-    let unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
-    match orders.ask(&Command::SetClock { unix_ms }, Duration::from_secs(2)) {
-        Ok(Report::ClockSet { forward_ms: 0 }) => {}
-        Ok(Report::ClockSet { forward_ms }) => {
-            tracing::info!(%machine, forward_ms, "the guest has set its clock forward");
+    for _ in 0..SETTINGS_MAX {
+        let (since, begun) = (SystemTime::now().duration_since(UNIX_EPOCH), Instant::now());
+        let unix_ms = since.map_or(0, |since| since.as_millis() as u64);
+        match orders.ask(&Command::SetClock { unix_ms }, Duration::from_secs(2)) {
+            Ok(Report::ClockSet { forward_ms: 0 }) => {}
+            Ok(Report::ClockSet { forward_ms }) => {
+                tracing::info!(%machine, forward_ms, "the guest has set its clock forward");
+            }
+            Ok(_) => {}
+            Err(error) => return tracing::debug!(%machine, %error, "the guest does not set its clock"),
         }
-        Ok(_) => {}
-        Err(error) => tracing::debug!(%machine, %error, "the guest does not set its clock"),
+        if begun.elapsed() <= PROMPT {
+            return;
+        }
     }
 }
 
@@ -431,7 +449,7 @@ fn announce(orders: &AgentCommands) {
     }
 }
 
-fn spawn(name: &str, work: impl FnOnce() + Send + 'static) {
+pub(super) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) {
     if let Err(error) = thread::Builder::new().name(name.to_owned()).spawn(work) {
         tracing::error!(%error, "could not start a thread for a guest agent");
     }

@@ -16,7 +16,9 @@ mod disk;
 mod disk_tests;
 mod error;
 mod failpoint;
+mod frozen_guest;
 mod guest_agent;
+mod guest_time;
 mod machine_dirs;
 mod memory;
 mod memory_template;
@@ -43,6 +45,8 @@ pub use capture_breaks::CaptureBreaks;
 pub use disk::{Overlay, RunningDisk, StoppedDisk, remove_overlays};
 pub use error::RunningError;
 pub use failpoint::Failpoint;
+use frozen_guest::FrozenGuest;
+use guest_agent::spawn as spawn_for_guest;
 pub use guest_agent::{AgentCommands, AgentError, ArrivalKind, GuestAgent, GuestRequests, RequestSlot};
 pub use machine_dirs::{MachineDirs, QemuDirs};
 pub use memory::{PagerView, RunningMemory};
@@ -73,8 +77,11 @@ use whimbrel_capture::{DirtyLog, dirty_observer::DirtyObserver};
 use whimbrel_core::{Digest, PageSet};
 use whimbrel_machine::Machine as _;
 use whimbrel_migrate::postcopy::{PageFetcher, PageServer};
-use whimbrel_qemu::{Console, MachineEvent, ProcessIdentity, Qemu, VmIdentity};
+use whimbrel_qemu::{Console, MachineEvent, ProcessIdentity, Qemu, QemuGa, VmIdentity};
 use whimbrel_store::Pin;
+
+/// Time for qemu-ga to answer before a guest is given up.
+const AGENT: Duration = Duration::from_secs(2);
 
 /// Machine that runs under this process.
 pub struct RunningMachine {
@@ -95,6 +102,10 @@ pub struct RunningMachine {
     pub(crate) console: Arc<Console>,
     /// Connection to its guest agent.
     pub guest: GuestAgent,
+    /// Port of qemu-ga in its guest, if the machine has one.
+    pub qemu_ga: Option<QemuGa>,
+    /// Whether it goes on from a device state and has not run since, so that its guest's clock is behind.
+    pub(super) clock_is_behind: bool,
     pub(crate) runtime_dir: RuntimeDir,
     /// What it was made of.
     setup: MachineSetup,
@@ -134,6 +145,7 @@ impl RunningMachine {
             action: "load the device state",
             source: source.into(),
         })?;
+        self.clock_is_behind = true;
         match self.runtime_dir.ram_file() {
             RamFile::Own => Ok(()),
             RamFile::Template => self.runtime_dir.save_loaded_state(device_state),
@@ -144,6 +156,13 @@ impl RunningMachine {
     pub fn start(&mut self) -> Result<(), RunningError> {
         self.open_ports();
         self.set_paused(false)
+    }
+
+    /// Has qemu-ga set the guest's clock forward, in the background.
+    fn follow_guest_time(&self) {
+        if let Some(ga) = self.qemu_ga.clone() {
+            guest_time::follow(ga, self.guest.commands(), self.setup.name.clone());
+        }
     }
 
     /// Lets frames pass, as this host runs the machine.
@@ -170,6 +189,10 @@ impl RunningMachine {
             Ok(()) => paused,
             Err(_) => self.qemu.status().map_or(self.paused || paused, |status| !status.running),
         };
+        // Resumes, moves and takeovers all come here.
+        if !self.paused && std::mem::take(&mut self.clock_is_behind) {
+            self.follow_guest_time();
+        }
         done.map_err(|source| RunningError::Qemu { action: "pause or unpause", source: source.into() })
     }
 
@@ -179,6 +202,7 @@ impl RunningMachine {
         self.set_paused(paused)?;
         if !paused {
             self.guest.commands().catch_up();
+            self.follow_guest_time();
         }
         Ok(())
     }
@@ -200,7 +224,8 @@ impl RunningMachine {
         }
     }
 
-    /// Presses the power button and waits for the guest to shut down.
+    /// Presses the power button and waits for the guest to shut down. A guest that does not react after a
+    /// third of the time is asked through qemu-ga as well.
     pub fn powerdown(&mut self, patience: Duration) -> Result<(), RunningError> {
         let events = self.qemu.events();
         let pressed = self.qemu.powerdown();
@@ -208,13 +233,16 @@ impl RunningMachine {
             action: "press the power button",
             source: source.into(),
         })?;
-        let deadline = Instant::now() + patience;
-        loop {
-            match events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-                Ok(MachineEvent::Shutdown(_) | MachineEvent::Disconnected) => return Ok(()),
-                Ok(_) => {}
-                Err(_) => return Err(RunningError::StillRunning { seconds: patience.as_secs() }),
-            }
+        let begun = Instant::now();
+        if has_ended(&events, begun + patience / 3) {
+            return Ok(());
+        }
+        if let Some(Err(error)) = self.qemu_ga.as_ref().map(|ga| ga.session(AGENT)?.shut_down()) {
+            tracing::debug!(%error, "qemu-ga does not shut the guest down");
+        }
+        match has_ended(&events, begun + patience) {
+            true => Ok(()),
+            false => Err(RunningError::StillRunning { seconds: patience.as_secs() }),
         }
     }
 
@@ -330,5 +358,16 @@ impl RunningMachine {
         drop(self.dirty_logs);
         drop(self.memory);
         self.runtime_dir.remove();
+    }
+}
+
+/// Whether the guest shuts down, or QEMU ends, until then.
+fn has_ended(events: &Receiver<MachineEvent>, deadline: Instant) -> bool {
+    loop {
+        match events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            Ok(MachineEvent::Shutdown(_) | MachineEvent::Disconnected) => return true,
+            Ok(_) => {}
+            Err(_) => return false,
+        }
     }
 }

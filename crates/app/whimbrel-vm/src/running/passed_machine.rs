@@ -242,6 +242,7 @@ impl BuiltMachine {
         console: Console,
     ) -> Result<RunningMachine, RunningError> {
         let guest = self.builder.guest_port(&qemu)?;
+        let qemu_ga = self.builder.qemu_ga(&qemu);
         let has_header = qemu.head().is_some();
         let stall: Arc<Stall> = self.builder.stall.clone();
         let mut machine = RunningMachine {
@@ -254,6 +255,8 @@ impl BuiltMachine {
             observer: self.observer,
             console: Arc::new(console),
             guest,
+            qemu_ga,
+            clock_is_behind: false,
             runtime_dir: self.runtime_dir,
             setup: self.builder.setup,
             paused: true,

@@ -6,6 +6,8 @@ pub(crate) mod checkpoint;
 pub(crate) mod clone;
 pub(crate) mod completions;
 pub(crate) mod console;
+pub(crate) mod cp;
+pub(crate) mod cpu;
 pub(crate) mod derive;
 pub(crate) mod dial_stdio;
 pub(crate) mod dirty_rate;
@@ -13,6 +15,7 @@ pub(crate) mod doctor;
 pub(crate) mod encryption;
 pub(crate) mod evacuate;
 pub(crate) mod events;
+pub(crate) mod exec;
 pub(crate) mod export;
 pub(crate) mod host;
 pub(crate) mod image;
@@ -49,6 +52,6 @@ pub(crate) mod untag;
 pub(crate) mod vm;
 
 pub(crate) use short_verbs::{
-    balloon, delete, diff, failover, gc, import, inspect, pause, ps, pull, repair, rewind, show, start,
-    suspend, tag, unpause, unprotect, verify,
+    balloon, delete, diff, failover, gc, import, inspect, pause, ps, pull, rename, repair, rewind, show,
+    start, suspend, tag, unpause, unprotect, verify,
 };

@@ -37,7 +37,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     cpus: u32,
     /// CPU model: `x86-64-v2` or `x86-64-v3` to move between different processors and QEMU releases, `host`,
-    /// `max`, or a name of QEMU [default: max]
+    /// `max`, `baseline` (what all trusted hosts have in common), or a name of QEMU [default: max]
     #[arg(long, value_name = "MODEL[,+FEATURE|,-FEATURE]")]
     cpu: Option<String>,
     /// Kernel to load directly, instead of booting from the first disk

@@ -311,6 +311,30 @@ Examples:
         }
     }
 
+    rename {
+        /// Rename a machine that is off or suspended
+        ///
+        /// Its disks, newest capsule, epoch snapshots, schedules, uploads, settings, addresses and published
+        /// ports get the new name; names in a managed network resolve to it. The guest keeps its own host
+        /// name, and tags and earlier capsules keep theirs.
+        "\
+Examples:
+  whimbrel rename web shop
+  whimbrel suspend web && whimbrel rename web shop && whimbrel resume shop     if it runs";
+        {
+            /// Name of the machine
+            #[arg(value_name = "OLD")]
+            name: MachineName,
+            /// New name of the machine
+            #[arg(value_name = "NEW")]
+            to: MachineName,
+        };
+        |args, context| {
+            let machine = context.client.rename(&args.name, &RenameRequest { to: args.to }).await?;
+            context.output.result(&machine, machine_text::sentence)
+        }
+    }
+
     rewind {
         /// Take a machine back to an earlier capsule and keep its present state
         ///

@@ -12,6 +12,7 @@ const VERBS: &[&str] = &[
     "unpause web",
     "inspect web",
     "set web --autostart 1 --restart always:3 --label tier=front --unlabel owner",
+    "rename old web",
     "logs web --bytes 4K",
     "logs web -f",
     "events --past",

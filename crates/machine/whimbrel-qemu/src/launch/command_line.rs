@@ -4,6 +4,7 @@
 //! do not load. PCI slots: 02 balloon, 03 random numbers, 04 guest port, 08-0f network, 10-1d disks.
 
 use super::spec::{LaunchSpec, Sharing, SpecError};
+use crate::guest_agent::QEMU_GA_PORT;
 use std::{
     ffi::{OsStr, OsString},
     os::{
@@ -138,6 +139,10 @@ impl LaunchSpec {
         args.option("-serial", "chardev:serial0");
         let guest = Value::new("socket,id=guest0,path=").path(&self.guest_socket());
         args.value("-chardev", guest.text(listen));
+        if self.config.agent_port {
+            let agent = Value::new("socket,id=agent0,path=").path(&self.agent_socket());
+            args.value("-chardev", agent.text(listen));
+        }
     }
 
     fn platform_devices(&self, args: &mut Args) {
@@ -146,11 +151,17 @@ impl LaunchSpec {
             args.option("-device", balloon);
         }
         args.option("-device", format!("virtio-rng-pci,id=rng0,addr=0x3,{LEGACY}"));
-        args.option("-device", format!("virtio-serial-pci,id=port0,addr=0x4,max_ports=2,{LEGACY}"));
+        // Port 0 is for consoles.
+        let ports = if self.config.agent_port { 3 } else { 2 };
+        args.option("-device", format!("virtio-serial-pci,id=port0,addr=0x4,max_ports={ports},{LEGACY}"));
         args.option(
             "-device",
             "virtserialport,id=guest0-port,bus=port0.0,nr=1,chardev=guest0,name=org.whimbrel.guest.0",
         );
+        if self.config.agent_port {
+            let port = format!("id=agent0-port,bus=port0.0,nr=2,chardev=agent0,name={QEMU_GA_PORT}");
+            args.option("-device", format!("virtserialport,{port}"));
+        }
         args.option("-device", "pvpanic,id=panic0");
         let guid = self.vmgenid.map_or_else(|| "auto".to_owned(), |guid| guid.to_string());
         args.option("-device", format!("vmgenid,id=vmgenid0,guid={guid}"));
@@ -212,6 +223,7 @@ mod tests {
             disks: vec![DiskConfig { size: ByteSize(1 << 20) }],
             nics: vec![NicConfig { mac: "52:54:00:00:00:01".into(), bridge: None }],
             boot: None,
+            agent_port: true,
         };
         let ram = RamBacking { path: "/ram,share=off".into(), sharing: Sharing::Shared };
         LaunchSpec { disks: vec!["/nbd".into()], ..LaunchSpec::new(config, "/slot", ram) }
@@ -222,6 +234,23 @@ mod tests {
         let argv = spec().argv().unwrap();
         let object = argv.iter().position(|arg| arg == "-object").unwrap() + 1;
         assert_eq!(argv[object], "memory-backend-file,id=ram0,size=64M,share=on,mem-path=/ram,,share=off");
+    }
+
+    #[test]
+    fn a_machine_of_before_the_agent_port_gets_the_devices_that_its_state_was_saved_with() {
+        let ports = |agent_port| {
+            let mut spec = spec();
+            spec.config.agent_port = agent_port;
+            let words = spec.argv().unwrap().into_iter().map(|word| word.into_string().unwrap());
+            words.filter(|word| word.contains("port0") || word.contains("agent")).collect::<Vec<_>>()
+        };
+        let old = ports(false);
+        assert!(
+            old.len() == 2 && old[0].contains("max_ports=2") && !old.concat().contains("agent"),
+            "{old:?}"
+        );
+        let new = ports(true);
+        assert!(new.len() == 4 && new[1].contains("max_ports=3") && new[3].contains("nr=2"), "{new:?}");
     }
 
     #[test]

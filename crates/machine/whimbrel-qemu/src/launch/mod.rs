@@ -8,4 +8,4 @@ mod confined;
 mod spec;
 
 pub use spec::{LaunchError, LaunchSpec, RamBacking, Sharing, SpecError, TapDevices, Vmgenid};
-pub(crate) use spec::{guest_in, log_in, qmp_in};
+pub(crate) use spec::{agent_in, guest_in, log_in, qmp_in};

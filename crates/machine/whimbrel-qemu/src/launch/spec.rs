@@ -25,8 +25,8 @@ const LONGEST_SOCKET: &str = "/state";
 pub struct LaunchSpec {
     /// Configuration of the machine.
     pub config: MachineConfig,
-    /// Existing directory of this machine for the sockets `qmp`, `serial`, `guest`, `net0`, … and the log
-    /// `qemu.log`.
+    /// Existing directory of this machine for the sockets `qmp`, `serial`, `guest`, `agent`, `net0`, … and
+    /// the log `qemu.log`.
     pub dir: PathBuf,
     /// File of guest memory.
     pub ram: RamBacking,
@@ -198,6 +198,11 @@ impl LaunchSpec {
         guest_in(&self.dir)
     }
 
+    /// Socket of the virtio port `org.qemu.guest_agent.0`, for qemu-ga, if the machine has it.
+    pub fn agent_socket(&self) -> PathBuf {
+        agent_in(&self.dir)
+    }
+
     /// Socket of network port `index` without a tap device: frames, each after its length in four bytes, big
     /// endian. QEMU listens.
     pub fn net_socket(&self, index: usize) -> PathBuf {
@@ -261,6 +266,11 @@ pub(crate) fn log_in(dir: &Path) -> PathBuf {
 /// Guest port of the QEMU with runtime directory `dir`.
 pub(crate) fn guest_in(dir: &Path) -> PathBuf {
     dir.join("guest")
+}
+
+/// Port of qemu-ga of the QEMU with runtime directory `dir`.
+pub(crate) fn agent_in(dir: &Path) -> PathBuf {
+    dir.join("agent")
 }
 
 /// Control socket of the QEMU with runtime directory `dir`.

@@ -13,7 +13,7 @@ pub use control::{BalloonStats, Status};
 pub use parts::{QemuDescriptors, QemuState};
 
 use crate::{
-    launch::{LaunchError, LaunchSpec, Sharing, guest_in, log_in, qmp_in},
+    launch::{LaunchError, LaunchSpec, Sharing, agent_in, guest_in, log_in, qmp_in},
     machine_user::QemuDir,
     process::{HugePages, ProcessIdentity, QemuProcess},
     qmp::Qmp,
@@ -117,6 +117,11 @@ impl Qemu {
     /// Unix socket of the port for the guest agent ([`LaunchSpec::guest_socket`]).
     pub fn guest_socket(&self) -> PathBuf {
         guest_in(self.dir.path())
+    }
+
+    /// Unix socket of the port for qemu-ga ([`LaunchSpec::agent_socket`]), if the machine has one.
+    pub fn agent_socket(&self) -> PathBuf {
+        agent_in(self.dir.path())
     }
 
     /// Runtime directory of this QEMU.

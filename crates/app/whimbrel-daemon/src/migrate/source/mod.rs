@@ -25,6 +25,7 @@ use crate::{
         entry::{Machine, MachineLock},
         record::Record,
     },
+    migrate::agent_port,
     network::{late_frames, offloads},
     protect::StandbySeeding,
     server::peer_rpc::PeerLink,
@@ -131,6 +132,7 @@ impl Daemon {
         // Until the rounds start and have their own limits.
         link.limit(limits::first_rate(request)?);
         self.notify_aborted_over(&request.host, &link);
+        agent_port::check(link.connection(), &request.host, &turn.record.config)?;
         let moved = self.run_migration(&mut turn, &link, request, reporter)?;
         let (handover, to) = (moved.handover, &request.host);
         let (inherited, page_server) = (turn.record.inherited.clone(), moved.page_server.clone());

@@ -46,6 +46,8 @@ pub(crate) struct ManagedNetworks {
     /// Machines that may send from any address.
     unfiltered: Vec<MachineName>,
     table: Mutex<BTreeMap<String, Network>>,
+    /// Held while the machines of the host are listed and their addresses follow, and while one is renamed.
+    steady: Mutex<()>,
 }
 
 struct Network {
@@ -140,15 +142,47 @@ impl ManagedNetworks {
                 }
             }
         }
-        Ok(Self { records, run, unfiltered, table: Mutex::new(table) })
+        Ok(Self { records, run, unfiltered, table: Mutex::new(table), steady: Mutex::default() })
     }
 
     fn table(&self) -> MutexGuard<'_, BTreeMap<String, Network>> {
         lock(&self.table)
     }
 
+    /// Keeps addresses and published ports as they are until the result is dropped.
+    pub(crate) fn hold_steady(&self) -> MutexGuard<'_, ()> {
+        lock(&self.steady)
+    }
+
+    /// Gives the addresses and published ports of a machine its new name, by which others find it from then
+    /// on. The caller holds them steady. If it cannot be set up now, that is shown and tried again.
+    pub(crate) fn rename_machine(&self, from: &MachineName, to: &MachineName) -> Result<(), DaemonError> {
+        for network in self.table().values_mut() {
+            let mut record = network.record.clone();
+            record.rename(from, to);
+            if record == network.record {
+                continue;
+            }
+            record.save(&self.records)?;
+            network.record = record;
+            if let Err(error) = network.apply(self) {
+                network.problem = Some(error_chain(&error));
+            }
+        }
+        Ok(())
+    }
+
     pub(crate) fn list(&self) -> Vec<NetworkInfo> {
         self.table().values().map(Network::info).collect()
+    }
+
+    /// Adds the addresses that machines have in these networks.
+    pub(crate) fn add_addresses(&self, machines: &mut [MachineInfo]) {
+        let table = self.table();
+        for nic in machines.iter_mut().flat_map(|machine| &mut machine.nics) {
+            let network = nic.bridge.as_ref().and_then(|bridge| table.get(bridge));
+            nic.addresses.extend(network.and_then(|network| network.record.address_at(&nic.mac)));
+        }
     }
 
     /// One network, with its TCP ports tried.
@@ -398,6 +432,7 @@ impl Daemon {
     /// Makes the networks what their records say, as far as that is possible now.
     pub(crate) fn set_networks_up(&self) {
         if !self.networks.table().is_empty() {
+            let _steady = self.networks.hold_steady();
             let forget = self.machines.unreadable.check_none().is_ok();
             self.networks.reconcile(&self.all_infos(), forget);
         }
@@ -420,6 +455,7 @@ impl Daemon {
         name: &MachineName,
         request: &PortsRequest,
     ) -> Result<Vec<PublishedPort>, DaemonError> {
+        let _steady = self.networks.hold_steady();
         self.machines.get(name)?;
         // The machine may be newer than its address.
         self.networks.reconcile(&self.all_infos(), false);

@@ -119,6 +119,19 @@ impl NetworkRecord {
         without
     }
 
+    /// Gives what a machine has here to its new name.
+    pub(crate) fn rename(&mut self, from: &MachineName, to: &MachineName) {
+        let leases = self.leases.values_mut().map(|lease| &mut lease.machine);
+        let ports = self.ports.iter_mut().map(|port| &mut port.machine);
+        leases.chain(ports).filter(|machine| *machine == from).for_each(|machine| *machine = to.clone());
+    }
+
+    /// Address of the port with a hardware address.
+    pub(crate) fn address_at(&self, text: &str) -> Option<std::net::IpAddr> {
+        let lease = self.leases.get(&mac(text)?.to_string())?;
+        Some(lease.address.into())
+    }
+
     /// Address of a machine: that of its first port in this network.
     pub(crate) fn address_of(&self, machine: &MachineName) -> Option<Ipv4Addr> {
         self.leases.values().find(|lease| lease.machine == *machine).map(|lease| lease.address)

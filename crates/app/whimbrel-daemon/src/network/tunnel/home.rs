@@ -209,7 +209,10 @@ pub(crate) fn mac_of(text: &str) -> Option<Mac> {
 fn describe(note: &HomeRecord, tunnel: TunnelInfo) -> MachineInfo {
     let HomeRecord { name, config, since_ms, .. } = note;
     let disk = |size| DiskInfo { size, base: "away".to_owned(), owned: ByteSize(0) };
-    let nic = |nic: &NicConfig| NicInfo { mac: nic.mac.clone(), bridge: nic.bridge.clone() };
+    let nic = |nic: &NicConfig| {
+        let (mac, bridge) = (nic.mac.clone(), nic.bridge.clone());
+        NicInfo { mac, bridge, addresses: Vec::new() }
+    };
     MachineInfo {
         name: name.clone(),
         state: MachineState::Remote,

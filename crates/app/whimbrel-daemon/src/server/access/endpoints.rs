@@ -90,6 +90,7 @@ endpoints! {
     Outdated = GET CAPSULE_REBASE: Viewer Everything, "outdated";
     Match = POST MATCH: Viewer Everything, "match";
     Remote = GET REMOTE: Viewer Everything, "ls --from";
+    CpuBaseline = POST CPU_BASELINE: Viewer Everything, "cpu baseline";
     Cache = GET CACHE: Viewer Everything, "cache";
     Trusted = GET TRUST: Viewer Everything, "trust ls";
 
@@ -100,8 +101,12 @@ endpoints! {
     Pause = POST MACHINE_PAUSE: Operator Objects, "pause";
     Unpause = POST MACHINE_UNPAUSE: Operator Objects, "unpause";
     Settings = POST MACHINE_SETTINGS: Operator Objects, "set";
+    Rename = POST MACHINE_RENAME: Operator Objects, "rename";
     Balloon = POST MACHINE_BALLOON: Operator Objects, "balloon";
     Console = GET MACHINE_CONSOLE: Operator Objects, "console";
+    Exec = POST MACHINE_EXEC: Operator Objects, "exec";
+    ReadFile = POST MACHINE_FILE_READ: Operator Objects, "cp";
+    WriteFile = POST MACHINE_FILE_WRITE: Operator Objects, "cp";
     DirtyTrace = POST MACHINE_WWS: Operator Objects, "dirty-rate";
     Checkpoint = POST MACHINE_CHECKPOINT: Operator Objects, "checkpoint";
     Rewind = POST MACHINE_REWIND: Operator Objects, "rewind";

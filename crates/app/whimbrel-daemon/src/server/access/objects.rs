@@ -91,12 +91,17 @@ named! {
     ResolveRequest: |_| vec![];
     PortsRequest: |_| vec![];
     SettingsRequest: |_| vec![];
+    ExecRequest: |_| vec![];
+    FileReadRequest: |_| vec![];
+    FileWriteRequest: |_| vec![];
+    RenameRequest: |it| vec![Machine(it.to.clone())];
     ScheduleRunRequest: |_| vec![];
     ScheduleRequest: |it| vec![it.work.machine().cloned().map_or(Everything, Machine)];
     DirtyTraceRequest: |_| vec![];
     CacheAddRequest: |_| vec![Everything];
     KeyChangeRequest: |_| vec![Everything];
     EvacuateRequest: |_| vec![Everything];
+    CpuBaselineRequest: |_| vec![Everything];
     MatchRequest: |_| vec![Everything];
     RepairRequest: |_| vec![Everything];
     NetworkRequest: |_| vec![Everything];
@@ -108,9 +113,10 @@ named! {
 fn resumed(request: &ResumeRequest) -> Vec<Subject> {
     let elsewhere = request.host.is_some() || request.pool.is_some();
     let capsule = request.capsule.clone();
-    let name = match &request.name {
-        Some(name) => Machine(name.clone()),
-        None => MachineOf(capsule.clone()),
+    let name = match (&request.name, &capsule) {
+        (Some(name), _) => Machine(name.clone()),
+        (None, CapsuleRef::Past(past)) => Machine(past.machine.clone()),
+        (None, _) => MachineOf(capsule.clone()),
     };
     vec![if elsewhere { Elsewhere(capsule) } else { Capsule(capsule) }, name]
 }

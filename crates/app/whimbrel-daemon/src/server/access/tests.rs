@@ -31,13 +31,14 @@ const DOCUMENTED: [(&str, &str); 3] = [
          GET /v1/operations, GET /v1/operations/{id}, GET /v1/operations/{id}/events, GET /v1/networks, \
          GET /v1/networks/{name}, GET /v1/images, GET /v1/events, \
          GET /v1/schedules, GET /v1/schedules/{name}, *GET /v1/capsules/{capsule}/rebase, \
-         *POST /v1/match, *GET /v1/remote/{host}, *GET /v1/cache, *GET /v1/trust, *GET /metrics",
+         *POST /v1/match, *POST /v1/cpu/baseline, *GET /v1/remote/{host}, *GET /v1/cache, *GET /v1/trust, *GET /metrics",
     ),
     (
         "operator",
         "POST /v1/machines, DELETE /v1/machines/{name}, POST /v1/machines/{name}/start, \
          POST /v1/machines/{name}/stop, POST /v1/machines/{name}/pause, POST /v1/machines/{name}/unpause, \
-         POST /v1/machines/{name}/balloon, POST /v1/machines/{name}/settings, GET /v1/machines/{name}/console, POST /v1/machines/{name}/wws, \
+         POST /v1/machines/{name}/balloon, POST /v1/machines/{name}/settings, POST /v1/machines/{name}/rename, POST /v1/machines/{name}/exec, \
+         POST /v1/machines/{name}/files/read, POST /v1/machines/{name}/files/write, GET /v1/machines/{name}/console, POST /v1/machines/{name}/wws, \
          POST /v1/machines/{name}/checkpoint, POST /v1/machines/{name}/suspend, POST /v1/machines/{name}/rewind, \
          POST /v1/machines/{name}/migrate, POST /v1/machines/{name}/protect, \
          DELETE /v1/machines/{name}/protect, POST /v1/machines/{name}/failover, POST /v1/resume, \
@@ -70,6 +71,10 @@ fn body(call: &str) -> Value {
     match call {
         // No machine can have so little memory.
         "POST /v1/machines" => json!({"name": "web", "memory": 1}),
+        "POST /v1/machines/{name}/rename" => json!({"to": "web"}),
+        "POST /v1/machines/{name}/exec" => json!({"command": ["true"]}),
+        "POST /v1/machines/{name}/files/read" => json!({"path": "/etc/hostname", "length": 1}),
+        "POST /v1/machines/{name}/files/write" => json!({"path": "/tmp/x", "data": ""}),
         "POST /v1/machines/{name}/balloon" => json!({"size": 1}),
         "POST /v1/machines/{name}/wws" => json!({"interval_ms": 100, "duration_ms": 100}),
         "POST /v1/machines/{name}/migrate" | "POST /v1/machines/{name}/protect" => json!({"host": "beta"}),

@@ -20,6 +20,7 @@ use crate::{
     daemon::Daemon,
     evacuate::{CapacityReply, EvacuateHost, QueryCapacity},
     guest::SetGuestPermissions,
+    migrate::cpu_baseline::QueryCpu,
     network::tunnel,
     peers::connections::RequestClass,
 };
@@ -292,6 +293,10 @@ impl IncomingCall {
                 answer_handoff(host, &asker, &request)
             }
             HostRequest::QueryCapacity => answer_capacity(host, &asker, &request),
+            HostRequest::QueryCpu => {
+                let cpu = host.own_cpu().map_err(|error| refused(&error_chain(&error)))?;
+                Reply::of::<QueryCpu>(&cpu, Bytes::new())
+            }
             HostRequest::SetGuestPermissions => set_guest_permissions(host, &request),
             HostRequest::EvacuateHost => answer_evacuation(host, &caller, &request),
             HostRequest::ListRefs
@@ -437,6 +442,7 @@ mod tests {
             ("QueryCapacity", call::<QueryCapacity>()),
             ("SetGuestPermissions", call::<SetGuestPermissions>()),
             ("EvacuateHost", call::<EvacuateHost>()),
+            ("QueryCpu", call::<QueryCpu>()),
         ];
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/server/peer_rpc/messages.txt");
         check(path, HOST_CALLS.range(), &samples);

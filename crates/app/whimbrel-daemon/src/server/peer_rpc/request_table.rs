@@ -12,6 +12,7 @@ use crate::{
     },
     evacuate::{EvacuateHost, QueryCapacity},
     guest::SetGuestPermissions,
+    migrate::cpu_baseline::QueryCpu,
     network::tunnel,
     peers::connections::RequestClass,
     transfer::handoff::{ClaimMachine, GrantMachine, PrepareHandoff},
@@ -66,6 +67,7 @@ kinds! {
     QueryCapacity = QueryCapacity::KIND,
     SetGuestPermissions = SetGuestPermissions::KIND,
     EvacuateHost = EvacuateHost::KIND,
+    QueryCpu = QueryCpu::KIND,
     ListRefs = ListRefs::KIND,
     HasObjects = HasObjects::KIND,
     Objects = Objects::KIND,
@@ -158,7 +160,8 @@ impl HostRequest {
             | Self::BootFilePages
             | Self::LateFrames
             | Self::OfferFetch
-            | Self::QueryCapacity => need(MIGRATE, Access::Use, Subject::Host),
+            | Self::QueryCapacity
+            | Self::QueryCpu => need(MIGRATE, Access::Use, Subject::Host),
             // The owner of this host decides what its guests may request.
             Self::SetGuestPermissions => need(GUEST, Access::Use, Subject::Host),
             // The machine was sent there by this host, and the pages follow it.
