@@ -79,8 +79,8 @@ impl Flood {
         connect_tls(&address.to_string(), self.key, &identity, &endpoint).await.expect("a connection")
     }
 
-    /// Has the host pull capsules from here, where nobody answers; and asks it for lists by a connection with a
-    /// relay that stops reading.
+    /// Has the host pull capsules from here, where nobody answers; and asks it for lists by a connection with
+    /// a relay that stops reading.
     async fn ask(&self, connection: Connection, slow: Connection) {
         let mut never = Vec::new();
         for number in 0..PULLS {

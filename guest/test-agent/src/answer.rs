@@ -81,8 +81,8 @@ impl TestAgent {
         let uptime = uptime.split(' ').next().unwrap_or("0");
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().replace('-', "");
         let genid = genid::read().map_or("none".to_owned(), |id| format!("{id:032x}"));
-        // Numbers that grow have one width: an answer that is made again after a takeover has the length of the
-        // first one, so the connection goes on.
+        // Numbers that grow have one width: an answer that is made again after a takeover has the length of
+        // the first one, so the connection goes on.
         let steady = if self.life.counter_is_steady() { "ok" } else { "bad" };
         format!(
             "nonce={:016x} counter={:010} steady={steady} ram={ram} disk={disk} uptime={uptime:0>12} genid={genid} boot={}",

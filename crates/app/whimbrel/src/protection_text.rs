@@ -47,7 +47,7 @@ fn taken_over(taken: &TakeoverInfo) -> String {
     format!("taken over from {} {} ago", taken.from, ago(taken.at_ms))
 }
 
-/// Who decides on a failover, and how the machine is protected.
+/// Text about the witness of a protection, its mode and its group.
 fn witness(one: &ProtectionInfo) -> String {
     let mut text = match (&one.witness, one.witness_answers) {
         (None, _) => "no witness: only `whimbrel failover` switches over".to_owned(),

@@ -15,8 +15,8 @@ pub(crate) struct LogLimit {
 }
 
 impl LogLimit {
-    /// Whether a line may be written now; if so, the number of lines that were left out before it and not told
-    /// of yet.
+    /// Whether a line may be written now; if so, the number of lines that were left out before it and not
+    /// told of yet.
     pub(crate) fn admit(&mut self, now: Instant) -> Option<u64> {
         if self.begun.is_none_or(|begun| now.saturating_duration_since(begun) >= PERIOD) {
             (self.begun, self.written) = (Some(now), 0);

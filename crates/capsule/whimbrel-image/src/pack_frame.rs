@@ -403,6 +403,7 @@ fn append(
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use whimbrel_core::Digest;
 
     #[test]
     fn the_head_of_a_frame_is_pinned() {
@@ -414,7 +415,8 @@ mod tests {
 
     #[test]
     fn objects_that_are_stored_as_they_are_have_the_frame_that_compression_gives_when_it_does_not_help() {
-        let raw: Vec<u8> = (0..5000_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 20) as u8).collect();
+        let noise = (0..157_u32).flat_map(|number| Digest::of(&number.to_le_bytes()).0);
+        let raw: Vec<u8> = noise.take(5000).collect();
         let mut out = b"before".to_vec();
         Encoder::store(Kind::Nodes, &raw, &[2000, 3000], &mut out).unwrap();
         assert_eq!(out[6..], Encoder::new(1).encode(Kind::Nodes, &raw, &[2000, 3000]).unwrap());

@@ -302,7 +302,33 @@ impl DaemonError {
 
     /// The hint of a family of errors, if this is one of a family.
     fn own_hint(&self) -> Option<String> {
-        self.file_hint().or_else(|| self.damage_hint()).or_else(|| self.guest_hint())
+        let families = [Self::file_hint, Self::damage_hint, Self::guest_hint, Self::protection_hint];
+        families.into_iter().find_map(|hint| hint(self))
+    }
+
+    fn protection_hint(&self) -> Option<String> {
+        Some(match self {
+            Self::Protect { source }
+                if let Some(PrimaryError::Incompatible(misfit)) = source.downcast_ref() =>
+            {
+                misfit.hint()
+            }
+            Self::NoWitness { name } | Self::PrimaryAnswers { name, .. } => format!(
+                "make sure that its primary is off or disconnected, then `whimbrel failover {name} --primary-is-dead`; `--force` overrides a host that answers"
+            ),
+            Self::TakenOver { name, host } => {
+                format!("see `whimbrel ps` on {host}; `whimbrel delete {name}` deletes the copy here")
+            }
+            Self::Protected { name, .. } => {
+                format!(
+                    "`whimbrel failover {name}` moves it to its standby; for anything else `whimbrel unprotect {name}` first"
+                )
+            }
+            Self::RunsOnBackupHost { name, third, .. } => {
+                format!("{name} has left this host: see `whimbrel ps` on {third}")
+            }
+            _ => return None,
+        })
     }
 
     fn hint(&self) -> Option<String> {
@@ -338,9 +364,6 @@ impl DaemonError {
             Self::Pool { .. } if self.code() == ErrorCode::Unreachable => {
                 "the pool must know this host: `whimbrel key` prints the key, `whimbrel pool admit` on its manager admits it".into()
             }
-            Self::RunsOnBackupHost { name, third, .. } => {
-                format!("{name} has left this host: see `whimbrel ps` on {third}")
-            }
             Self::HalfRenamed { from, .. } => {
                 format!("mend the cause and restart the daemon, which does the rest; until then nothing can be called {from}")
             }
@@ -359,19 +382,9 @@ impl DaemonError {
             ),
             Self::Migrate { source, .. } if let MigrateError::Incompatible(misfit) = &**source => misfit.hint(),
             Self::MissingPages { name, .. } => format!("`whimbrel start {name}` starts it and fetches the rest"),
-            Self::Protect { source } if let Some(PrimaryError::Incompatible(misfit)) = source.downcast_ref() => misfit.hint(),
-            Self::NoWitness { name } | Self::PrimaryAnswers { name, .. } => format!(
-                "make sure that its primary is off or disconnected, then `whimbrel failover {name} --primary-is-dead`; `--force` overrides a host that answers"
-            ),
-            Self::TakenOver { name, host } => {
-                format!("see `whimbrel ps` on {host}; `whimbrel delete {name}` deletes the copy here")
-            }
             Self::Thread { .. } => "the system or the daemon's limits allow no more threads or memory; try again with fewer operations at once".into(),
             Self::OlderHost { host, .. } => format!("update Whimbrel on {host}; until then machines can only move from there to here"),
             Self::StillRunning { .. } => "`whimbrel stop --kill` stops it at once".into(),
-            Self::Protected { name, .. } => {
-                format!("`whimbrel failover {name}` moves it to its standby; for anything else `whimbrel unprotect {name}` first")
-            }
             Self::Unconfirmed { host, .. } => {
                 format!("the daemon keeps asking; see `whimbrel ps` on {host}")
             }

@@ -93,8 +93,8 @@ pub(crate) struct Args {
     /// Command line that prints the master key
     #[arg(long, value_name = "COMMAND", conflicts_with = "key_file")]
     key_command: Option<String>,
-    /// When this daemon is told to stop, leave each machine to a process that serves it until the next daemon
-    /// takes it: a restart stops the guest for milliseconds
+    /// Leave each machine to a process that serves it while this daemon is restarted, so that a restart stops
+    /// the guest for milliseconds
     #[arg(long)]
     machine_processes: bool,
     /// Settings file [default: /etc/whimbrel/host.toml, if it exists]

@@ -199,7 +199,9 @@ fn every_call_of_the_document_is_in_the_table_and_in_the_manual() {
 async fn what_the_api_does_not_have_is_refused_in_its_form() {
     let gate = Gate::new();
     let token = gate.token("good", Role::Admin, None);
-    for (call, status) in [("GET /v1/nowhere", 404), ("PATCH /v1/machines", 405), ("DELETE /v1/gc", 405)] {
+    for (call, status) in
+        [("GET /v1/nowhere", 404), ("PATCH /v1/machines", 405), ("DELETE /v1/store/gc", 405)]
+    {
         let (got, said) = gate.send(REMOTE, Some(&token), call, &Value::Null).await;
         let said: whimbrel_api::ApiError = serde_json::from_str(&said).expect(call);
         assert_eq!((got, said.hint.as_deref()), (status, Some("see /v1/openapi.json")), "{call}");

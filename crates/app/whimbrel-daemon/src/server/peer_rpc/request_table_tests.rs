@@ -18,7 +18,7 @@ use whimbrel_wire::{PeerIdentity, PublicKey, Rights, Trust, TrustedPeer};
 fn documented(kind: u16) -> (&'static [Right], Access) {
     match kind {
         0x0100 => (&[Right::Migrate], Access::Write),
-        0x0101..=0x010b | 0x0110 | 0x0160 | 0x0162 => (&[Right::Migrate], Access::Use),
+        0x0101..=0x010b | 0x0110 | 0x0160 | 0x0162 | 0x0163 => (&[Right::Migrate], Access::Use),
         0x0111 | 0x0112 | 0x0601 => (&[], Access::Use),
         0x0140..=0x0142 => (&[Right::Migrate, Right::Store], Access::Write),
         0x0161 => (&[Right::Migrate, Right::Guest], Access::Use),
