@@ -20,7 +20,7 @@ use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess, PATIENCE};
 use whimbrel_testkit::guest::assert_same_life;
 use whimbrel_transfer::protocol::{ListRefs, ListRefsRequest, PROTOCOL, RemotePull, RemotePullRequest};
 use whimbrel_wire::{
-    Answer, BoxFuture, Call, Connection, Endpoint, Identity, Peer, PublicKey, Request, Service, connect_tls,
+    Answer, BoxFuture, Connection, Endpoint, Identity, Peer, PublicKey, Request, Service, connect_tls,
 };
 
 const HANDSHAKES: usize = 1000;

@@ -4,6 +4,7 @@ use super::{entry::Machine, unreadable::UnreadableMachines};
 use crate::core::{error::DaemonError, event_log::EventLog, notifier::Notifier};
 use std::{
     collections::{BTreeMap, BTreeSet},
+    mem::ManuallyDrop,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 use whimbrel_api::{EventKind, MachineInfo};
@@ -26,6 +27,14 @@ pub(crate) struct MachineRegistry {
 pub(crate) struct NameReservation<'a> {
     registry: &'a MachineRegistry,
     name: MachineName,
+}
+
+impl NameReservation<'_> {
+    /// Keeps the name taken until the daemon ends.
+    pub(crate) fn keep(self) {
+        // Its drop would free the name.
+        let _kept = ManuallyDrop::new(self);
+    }
 }
 
 impl Drop for NameReservation<'_> {

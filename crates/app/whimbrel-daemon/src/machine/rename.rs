@@ -12,6 +12,7 @@ use crate::{
     machine::{
         entry::Machine,
         record::{DiskBase, Phase, Record},
+        registry::NameReservation,
     },
 };
 use std::{fs, path::Path};
@@ -48,7 +49,7 @@ impl Daemon {
         let mut turn = renamed.lock("rename");
         if let Err(source) = self.finish_rename(&mut turn.record) {
             // What still has the former name must not become that of another machine.
-            std::mem::forget(former);
+            former.keep();
             let (from, to) = (name.clone(), to.clone());
             return Err(DaemonError::HalfRenamed { from, to, source: Box::new(source) });
         }
@@ -66,7 +67,7 @@ impl Daemon {
             if let Err(error) = self.finish_rename(&mut turn.record) {
                 let error = &error as &dyn std::error::Error;
                 tracing::error!(machine = %machine.name(), %was, error, "a rename is not finished");
-                former.into_iter().for_each(std::mem::forget);
+                former.into_iter().for_each(NameReservation::keep);
             }
         }
     }

@@ -108,7 +108,7 @@ mod tests {
         let address = json!({"ip-address": "10.0.0.2", "ip-address-type": "ipv4", "prefix": 24});
         let bad = json!({"ip-address": "not one"});
         let one = json!({"name": "eth0\u{7}".repeat(50), "hardware-address": "52:54:00:00:00:01",
-            "ip-addresses": vec![vec![address; 100], vec![bad; 5]].concat()});
+            "ip-addresses": ([vec![address; 100], vec![bad; 5]].concat())});
         let found = interfaces(&Value::Array(vec![one; 1000]));
         assert_eq!((found.len(), found[0].addresses.len()), (INTERFACES_MAX, ADDRESSES_MAX));
         assert!(found[0].name.len() <= NAME_MAX && !found[0].name.contains('\u{7}'));
