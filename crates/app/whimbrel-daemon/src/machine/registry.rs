@@ -31,8 +31,8 @@ pub(crate) struct NameReservation<'a> {
 
 impl NameReservation<'_> {
     /// Keeps the name taken until the daemon ends.
-    pub(crate) fn keep(self) {
-        // Its drop would free the name.
+    pub(crate) fn leak(self) {
+        // A drop would free the name.
         let _kept = ManuallyDrop::new(self);
     }
 }

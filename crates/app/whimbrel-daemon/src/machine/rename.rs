@@ -49,7 +49,7 @@ impl Daemon {
         let mut turn = renamed.lock("rename");
         if let Err(source) = self.finish_rename(&mut turn.record) {
             // What still has the former name must not become that of another machine.
-            former.keep();
+            former.leak();
             let (from, to) = (name.clone(), to.clone());
             return Err(DaemonError::HalfRenamed { from, to, source: Box::new(source) });
         }
@@ -67,7 +67,7 @@ impl Daemon {
             if let Err(error) = self.finish_rename(&mut turn.record) {
                 let error = &error as &dyn std::error::Error;
                 tracing::error!(machine = %machine.name(), %was, error, "a rename is not finished");
-                former.into_iter().for_each(NameReservation::keep);
+                former.into_iter().for_each(NameReservation::leak);
             }
         }
     }
