@@ -184,8 +184,15 @@ impl Daemon {
         self.networks.rename_machine(&was, &record.name)?;
         self.rename_upload(&was, &record.name)?;
         let all = self.store.list_refs().map_err(refs::store_error("list the names of capsules"))?;
-        for (name, id) in all.into_iter().filter(|(name, _)| renamed(name, &was, &record.name).is_some()) {
-            match self.store.delete_ref(&name, Expected::Capsule(id)) {
+        for (name, id) in &all {
+            let Some(new) = renamed(name, &was, &record.name) else { continue };
+            let new = new?;
+            // One that came after the others were named anew, as from another host.
+            if !all.contains_key(&new) {
+                let added = self.store.set_ref(&new, id, Expected::Absent);
+                added.map_err(refs::store_error("name a capsule"))?;
+            }
+            match self.store.delete_ref(name, Expected::Capsule(*id)) {
                 Ok(()) | Err(StoreError::Unknown { .. }) => {}
                 Err(error) => return Err(refs::store_error("remove a name")(error)),
             }
@@ -357,7 +364,7 @@ mod tests {
     #[test]
     fn a_rename_that_a_crash_interrupts_is_finished_or_has_never_been() {
         let (daemon, _folders) = sample::daemon();
-        suspended(&daemon);
+        let capsule = suspended(&daemon);
         let (web, shop) = (name("web"), name("shop"));
         let before = daemon.machines.get(&web).unwrap().lock("test").record.clone();
         let (after, _) = daemon.name_capsules(&before, &shop).unwrap();
@@ -372,7 +379,12 @@ mod tests {
         daemon.machines.remove(&web);
         let found = folder::load_all(&daemon.directories).unwrap();
         daemon.machines.insert(Machine::new(found.records[0].clone(), None));
+        // A snapshot that came after the others were named anew.
+        let set = |name: &str| daemon.store.set_ref(&name.parse().unwrap(), &capsule, Expected::Absent);
+        set("kept.web.0000000000009").unwrap();
         daemon.finish_renames();
+        let late = "kept.shop.0000000000009".parse().unwrap();
+        daemon.store.delete_ref(&late, Expected::Capsule(capsule)).expect("it is not lost");
         assert_eq!(refs_of(&daemon), NEW);
         let found = folder::load_all(&daemon.directories).unwrap();
         assert_eq!((&found.records[0].name, &found.records[0].was), (&shop, &None));

@@ -26,8 +26,10 @@ impl FrozenGuest {
         let mut session = ga.session(THAW)?;
         // An answer that comes too late has frozen them.
         let frozen = Self { ga: ga.clone() };
-        session.freeze(FREEZE)?;
-        Ok(frozen)
+        let done = session.freeze(FREEZE);
+        // A thaw waits for the port.
+        drop(session);
+        done.map(|_| frozen)
     }
 }
 
