@@ -130,6 +130,26 @@ fn a_file_that_was_renamed_changed_and_removed_before_it_was_sent_never_comes_to
 }
 
 #[test]
+fn a_mode_that_the_server_has_yet_to_get_is_kept_when_its_directory_is_listed_again() {
+    let world = World::new(
+        |options| {
+            back(options);
+            options.settings.fresh = Some(0);
+        },
+        |server| ["a", "b"].into_iter().for_each(|name| fs::write(server.join(name), name).unwrap()),
+    );
+    let mount = world.mount();
+    fs::set_permissions(mount.join("a"), fs::Permissions::from_mode(0o640)).unwrap();
+    fs::write(world.server().join("c"), "c").unwrap();
+    let expected = BTreeMap::from([("a", "640 a"), ("b", "644 b"), ("c", "644 c")]);
+    let expected = expected.into_iter().map(|(name, what)| (name.to_owned(), what.to_owned())).collect();
+    assert_eq!(tree(&mount), expected);
+    world.session().flush().unwrap();
+    assert_eq!(tree(&mount), expected);
+    assert_eq!(tree(&world.server()), expected);
+}
+
+#[test]
 fn a_change_that_may_have_been_sent_is_not_folded_away() {
     let mut world = World::new(back, |_| {});
     let (mount, server) = (world.mount(), world.server());

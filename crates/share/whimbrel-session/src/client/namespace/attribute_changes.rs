@@ -93,6 +93,14 @@ impl Core {
             self.adopt_own_version(id, op, &attr, before);
             self.store_attr(id, attr, asked);
         }
+        self.attr_changed(id);
+    }
+
+    /// Records that an earlier answer of the server may lack a change of an inode.
+    pub(super) fn attr_changed(&self, id: u64) {
+        if let Some(node) = self.inodes().get_mut(id) {
+            node.changed_at = Some(Instant::now());
+        }
     }
 
     /// Adopts the version after a change by this client for the content here, if nobody else wrote it.
@@ -120,7 +128,8 @@ fn set_in(node: &mut Inode, set: &AttrChange) {
     node.attr.gid = set.gid.unwrap_or(node.attr.gid);
     node.attr.mtime = set.mtime.unwrap_or(node.attr.mtime);
     node.atime = set.atime.or(node.atime);
-    node.attr.ctime = Time::now();
+    node.ctime = Some(Time::now());
+    node.changed_at = Some(Instant::now());
 }
 
 /// Whether a file with these attributes after our change `op` still has the content of the version `base`.

@@ -353,7 +353,10 @@ impl Core {
         }
         match self.is_affected(id) {
             // Later changes are in the attributes here, and not in those of this answer.
-            true => self.adopt_own_version(id, &change.op, &attr, done.before),
+            true => {
+                self.adopt_own_version(id, &change.op, &attr, done.before);
+                self.attr_changed(id);
+            }
             false => self.adopt_own_change(id, &change.op, attr, (done.before, done.asked)),
         }
     }

@@ -101,20 +101,32 @@ impl Core {
         true
     }
 
-    /// Stores attributes that the server reported when it was asked at this moment.
+    /// Stores attributes that the server reported when it was asked at this moment. They may lack changes
+    /// that were made here, which stay.
     pub(in crate::client) fn store_attr(&self, id: u64, attr: Attr, asked: Instant) {
+        let affected = self.is_affected(id);
         let Some(file) = self.inodes().get(id).map(|node| node.file) else { return };
         let record = file.and_then(|file| self.cache.file(file));
         let old = record.as_ref().is_some_and(|record| record.is_newer_than(&attr));
+        let foreign = record.as_ref().is_some_and(|record| !old && record.base != attr.version());
         {
             let mut nodes = self.inodes();
-            nodes.reported(id, asked);
-            if let Some(node) = nodes.get_mut(id).filter(|_| !old) {
-                node.attr = attr;
+            let Some(node) = nodes.get_mut(id) else { return };
+            if !affected && node.changed_at.is_none_or(|changed| changed <= asked) {
+                nodes.reported(id, asked);
+                if let Some(node) = nodes.get_mut(id).filter(|_| !old) {
+                    (node.attr, node.ctime) = (attr, None);
+                }
+            } else if foreign {
+                // Somebody else wrote the content; the other attributes may be those before our change.
+                let Attr { size, blocks, mtime, ctime, .. } = attr;
+                node.attr = Attr { size, blocks, mtime, ctime, ..node.attr };
             }
         }
-        let (Some(file), Some(record)) = (file, record) else { return };
-        if !old && !record.dirty && record.base != attr.version() {
+        if let (Some(file), Some(record)) = (file, record)
+            && foreign
+            && !record.dirty
+        {
             self.adopt_version(file, &attr);
             self.invalidate_kernel_pages(id);
         }
@@ -251,10 +263,10 @@ impl Core {
 
     /// Attributes of an inode for the kernel.
     pub(in crate::client) fn attributes(&self, id: u64) -> Result<Attributes> {
-        let (attr, file, mtime, atime, named) = {
+        let (attr, ctime, file, mtime, atime, named) = {
             let nodes = self.inodes();
             let node = nodes.get(id).ok_or(Errno::ESTALE)?;
-            (node.attr, node.file, node.mtime, node.atime, id == ROOT || !node.names.is_empty())
+            (node.attr, node.ctime, node.file, node.mtime, node.atime, id == ROOT || !node.names.is_empty())
         };
         let mut out = Attributes::new(id, kernel_kind(&attr), attr.mode);
         let (mut modified, mut size) = (attr.mtime, attr.size);
@@ -273,7 +285,7 @@ impl Core {
         (out.uid, out.gid) = self.options.id_map.to_local((attr.uid, attr.gid), self.server_ids);
         out.modified = system_time(modified);
         out.accessed = atime.map_or(out.modified, system_time);
-        out.changed = system_time(attr.ctime);
+        out.changed = system_time(ctime.map_or(attr.ctime, |here| here.max(attr.ctime)));
         if dirty {
             out.changed = out.changed.max(out.modified);
         }

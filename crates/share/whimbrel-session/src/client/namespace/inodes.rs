@@ -58,6 +58,12 @@ pub(in crate::client) struct Inode {
     pub(in crate::client) atime: Option<Time>,
     /// Time at which the server reported the attributes; none if they were set here.
     pub(in crate::client) reported_at: Option<Instant>,
+    /// Last moment at which attributes were changed here, or the server made such a change: what it was asked
+    /// before may lack it.
+    pub(in crate::client) changed_at: Option<Instant>,
+    /// Time of a change of attributes or names here that the server has yet to report. That of `attr` is part
+    /// of the version of the content.
+    pub(in crate::client) ctime: Option<Time>,
     /// Parent directories and names; several for hard links, none once it is removed.
     pub(in crate::client) names: Vec<(u64, Name)>,
     /// Whether its lease was recalled, and it was not leased since.
@@ -108,6 +114,8 @@ impl Inode {
             attr,
             atime: None,
             reported_at,
+            changed_at: None,
+            ctime: None,
             names: Vec::new(),
             recalled: false,
             refs: 0,

@@ -316,7 +316,7 @@ impl Core {
         let Some(node) = nodes.get_mut(id) else { return Ok(()) };
         let lost = if node.attr.kind == Kind::Dir { 2 } else { 1 };
         node.attr.links = node.attr.links.saturating_sub(lost);
-        node.attr.ctime = Time::now();
+        node.ctime = Some(Time::now());
         if made && !node.names.is_empty() {
             node.expire();
         }
@@ -439,7 +439,7 @@ impl Core {
         nodes.dir_changed(from.0, -i32::from(moves), made);
         nodes.dir_changed(to.0, i32::from(moves) - i32::from(ends), made);
         if let Some(node) = nodes.get_mut(id) {
-            node.attr.ctime = Time::now();
+            node.ctime = Some(Time::now());
         }
         if let Some(other) = replaced {
             self.drop_if_nameless(nodes, other, made)?;
@@ -492,7 +492,7 @@ impl Core {
         nodes.link(parent, name, id);
         if let Some(node) = nodes.get_mut(id) {
             node.attr.links += 1;
-            node.attr.ctime = Time::now();
+            node.ctime = Some(Time::now());
             // The creation cannot be cancelled any more: another change builds on it.
             node.ops.clear();
         }
