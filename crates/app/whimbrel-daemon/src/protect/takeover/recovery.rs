@@ -164,6 +164,8 @@ impl Daemon {
                     continue;
                 }
             };
+            // Pages are of use only to a machine that is to be protected again.
+            let keep = keep && self.protections.handle(&name).is_some();
             match ControlLink::new(self, &standby).end(id, keep, Duration::from_secs(2)) {
                 Some(StandbyOutcome::Ended) => self.protection_has_ended(id, witness.as_ref()),
                 Some(StandbyOutcome::TakenOver) => {
