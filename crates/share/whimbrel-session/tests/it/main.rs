@@ -17,6 +17,7 @@ mod locks;
 mod messages;
 mod mount;
 mod nbd;
+mod pieces;
 mod posix;
 mod power;
 mod random;
