@@ -16,6 +16,7 @@ mod leases;
 mod locks;
 mod messages;
 mod mount;
+mod names;
 mod nbd;
 mod pieces;
 mod posix;
