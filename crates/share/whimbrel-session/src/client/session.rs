@@ -123,8 +123,8 @@ pub struct SessionOptions {
     /// Round trip from which on a link is slow: content is compressed, and pages that the other side has are
     /// not sent. Zero makes every link slow.
     pub slow_round_trip: Duration,
-    /// Most files and directories whose names and attributes are in memory. What the kernel knows or a program
-    /// uses stays beyond it.
+    /// Most files and directories whose names and attributes are in memory. What the kernel knows or a
+    /// program uses stays beyond it.
     pub most_names: usize,
     /// Whether there are extended attributes. Without them the kernel does not ask for any before each write.
     pub xattrs: bool,

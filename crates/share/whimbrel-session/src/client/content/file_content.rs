@@ -234,7 +234,7 @@ impl Core {
             if let Some(ahead) = ahead.take() {
                 self.fetch_rest(&source, &missing, read, if whole { 0 } else { self.room() });
                 if ahead() {
-                    // It is read soon, whatever room there is.
+                    // The next reads want the block, whatever room there is.
                     self.fetch_rest(&source, &missing, read, u64::MAX);
                 }
             }

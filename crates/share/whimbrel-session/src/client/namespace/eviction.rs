@@ -3,8 +3,8 @@
 //! Directories lose their names in the order of their last use. A directory that lost some counts as not
 //! listed, so what left is asked for again when it is needed. What is open, was changed here or has unsent
 //! content stays. The kernel may know a name; it is told to drop it, and the inode leaves at a later pass
-//! once the kernel has forgotten it. Directories that the kernel knows stay until it forgets them by itself: a
-//! process may be in one. So the table can be some larger than its limit, and a directory that is being
+//! once the kernel has forgotten it. Directories that the kernel knows stay until it forgets them by itself:
+//! a process may be in one. So the table can be some larger than its limit, and a directory that is being
 //! listed is never cut. A file that comes back has another inode number than before.
 
 use super::inodes::{Inode, InodeTable};
@@ -13,7 +13,8 @@ use whimbrel_core::lock;
 
 /// Directories among so many latest uses keep their names: an operation may be between two looks at them.
 const LATEST_USES: u64 = 256;
-/// A pass ends when this part of the limit is free, and the next one begins when as much came anew or was used.
+/// A pass ends when this part of the limit is free, and the next one begins when as much came anew or was
+/// used.
 const PART: usize = 8;
 
 impl InodeTable {
