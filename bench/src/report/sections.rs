@@ -393,6 +393,11 @@ const SESSIONS: Section = Section {
     families: &[
         ("session.documents", "Document runs in the mounted directory (table 1 of the paper)."),
         ("session.build", "Build of a C library in the mounted directory."),
+        (
+            "session.warm.documents",
+            "Document runs with a cache that has seen them before, beside a local disk.",
+        ),
+        ("session.warm.build", "The build with a cache that has seen it before, beside a local disk."),
         ("session.io", "A trace that is written and computed on (figures 3 to 5 of the paper)."),
         (
             "session.guest",
@@ -417,6 +422,10 @@ const SESSIONS: Section = Section {
         (
             "session.two.writers",
             "A change of one client until another sees it, from the return of the call, beside one round trip.",
+        ),
+        (
+            "session.names",
+            "Memory of the client process, at its peak, after a whole tree was listed with its attributes.",
         ),
         ("session.alone.asks", "Requests of a build on a warm mount that nobody disturbs."),
         (

@@ -205,7 +205,7 @@ const MIGRATE_LONG: &[Experiment] = &[
 /// Mounted directories.
 const SESSION: &[Experiment] = &[
     Experiment {
-        rows: &["session.documents"],
+        rows: &["session.documents", "session.warm.documents"],
         about: "document runs in a directory of a server 32 ms away, beside a local disk",
         run: session::document_runs,
     },
@@ -220,7 +220,7 @@ const SESSION: &[Experiment] = &[
         run: session::listing_behind,
     },
     Experiment {
-        rows: &["session.build"],
+        rows: &["session.build", "session.warm.build"],
         about: "build a C library on a mount 32 ms away, cache cold and warm",
         run: session::builds,
     },
@@ -243,6 +243,11 @@ const SESSION: &[Experiment] = &[
         rows: &["session.alone.asks"],
         about: "build a C library on a warm mount, and count what is asked of the server",
         run: session::alone_asks,
+    },
+    Experiment {
+        rows: &["session.names"],
+        about: "list a million names and more of a server, and see what memory the client takes",
+        run: session::names,
     },
     Experiment {
         rows: &["session.fsx"],

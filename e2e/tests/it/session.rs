@@ -238,6 +238,51 @@ fn what_was_synced_on_a_mount_reaches_the_server_after_either_side_was_killed() 
     drop(server);
 }
 
+#[test]
+fn a_line_of_fstab_mounts_with_its_options_and_umount_gives_what_is_owed() {
+    let cluster = Cluster::start(&["alpha", "beta"]);
+    let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));
+    let place = Place::new(&cluster);
+    let (remote, port) = (program(), at_port(beta, 7788));
+    let server_keys = cluster.disk.path().join("server-keys");
+    let (ours, theirs) = (key(&place.keys), key(&server_keys));
+    let serve =
+        ["serve", text(&place.vms), "--listen", &port, "--allow", &ours, "--keys-dir", text(&server_keys)];
+    let _server = beta.start_program(text(&remote), &serve);
+    listening(&cluster, &port);
+    let helper = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/mount.whimbrel");
+    let mount = |more: &str| {
+        let options = format!(
+            "_netdev,x-systemd.automount,key={theirs},keys-dir={},control_dir={},cache-dir={},name=vms,{more}",
+            place.keys.display(),
+            place.control.display(),
+            place.cache.display(),
+        );
+        let target = format!("{port}:{}", place.vms.display());
+        let program = format!("WHIMBREL={}", remote.display());
+        let arguments = [&program, text(&helper), &target, text(&place.mount), "-v", "-o", &options];
+        ended(&mut alpha.start_program("env", &arguments));
+        assert!(place.session(&["show", "vms"]).is_some(), "it is mounted when the helper returns");
+    };
+    let unmount = || {
+        alpha.exec("umount", &[text(&place.mount)]);
+        let deadline = Instant::now() + PATIENCE;
+        while place.session(&["show", "vms"]).is_some() {
+            assert!(Instant::now() < deadline, "the session does not end");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    mount("rw,noatime,cache_size=64M,write=back,write-back-delay=never");
+    place.shell(alpha, "echo new > file");
+    assert!(!place.vms.join("file").exists());
+    unmount();
+    assert_eq!(read(&place.vms.join("file")), "new\n");
+    mount("ro");
+    place.shell(alpha, "test \"$(cat file)\" = new; ! echo other 2> /dev/null > file");
+    unmount();
+    assert_eq!(read(&place.vms.join("file")), "new\n");
+}
+
 /// A number of the one session that `metrics` shows.
 fn number(metrics: &str, name: &str, label: &str) -> f64 {
     let head = format!("whimbrel_session_{name}{{session=\"vms\"{label}}} ");

@@ -95,6 +95,7 @@ impl Work for Library {
     const ROW: &'static str = "session.build";
     const PARTS: &'static [&'static str] = &[];
     const WAITS: bool = true;
+    const WARM: Option<&'static str> = Some("session.warm.build");
 
     fn what(&self) -> String {
         "C library".to_owned()
@@ -122,7 +123,7 @@ impl Work for Library {
         let times = match cache {
             Cache::Absent => return None,
             Cache::Cold => 1.4,
-            Cache::Warm => 1.05,
+            Cache::Warm => 1.04,
         };
         line.is_wan().then_some(Goal::PeerAtMost(times))
     }

@@ -90,7 +90,7 @@ impl Work for Seismic {
     }
 
     fn goal(&self, line: Line, cache: Cache) -> Option<Goal> {
-        (line.is_wan() && cache == Cache::Warm).then_some(Goal::PeerAtMost(1.1))
+        (line.is_wan() && cache == Cache::Warm).then_some(Goal::PeerAtMost(1.05))
     }
 }
 

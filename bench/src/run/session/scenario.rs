@@ -66,6 +66,8 @@ pub(super) trait Work {
     const PARTS: &'static [&'static str];
     /// Whether it is told how often a program waited for the server.
     const WAITS: bool = false;
+    /// Name of the row that has only how a warm cache over a WAN compares with a local disk.
+    const WARM: Option<&'static str> = None;
     /// Where it is done.
     const PLACES: Places = EVERYWHERE;
 
@@ -172,11 +174,19 @@ struct Local {
 fn rows_of<W: Work>(work: &W, local: &Local, (line, cache): (Line, Cache), times: Times) -> Vec<Row> {
     let case = |more: &str| format!("{}, {line}, {cache}{more}", work.what());
     let row = |more: &str, unit, values| Row::new(W::ROW, case(more), unit, &Samples::new(values));
+    let warm = W::WARM.filter(|_| cache == Cache::Warm && line.is_wan()).map(|name| {
+        Row::new(name, line.to_string(), "s", &Samples::new(times.total.clone()))
+            .against("local disk", &local.total)
+    });
     let total = row("", "s", times.total).against("local disk", &local.total);
-    let mut rows = vec![match work.goal(line, cache) {
-        Some(goal) => total.goal(goal),
-        None => total,
-    }];
+    let mut rows: Vec<Row> = [Some(total), warm]
+        .into_iter()
+        .flatten()
+        .map(|row| match work.goal(line, cache) {
+            Some(goal) => row.goal(goal),
+            None => row,
+        })
+        .collect();
     let parts = W::PARTS.iter().zip(times.parts).zip(&local.parts);
     rows.extend(
         parts

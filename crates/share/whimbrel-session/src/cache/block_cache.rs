@@ -340,14 +340,20 @@ impl BlockCache {
 
     /// Whether all pages of a block below `size` are here or known to be zeros.
     pub(crate) fn has_block(&self, file: FileId, block: u64, size: u64) -> bool {
+        self.missing_pages(file, block, size) == Some(0)
+    }
+
+    /// Pages of a block below `size` that are neither here nor known to be zeros, one bit each.
+    pub(crate) fn missing_pages(&self, file: FileId, block: u64, size: u64) -> Option<PageMask> {
         let state = self.read_state();
-        let Some(held) = state.files.get(&file) else { return false };
+        let held = state.files.get(&file)?;
         let (start, page) = (block * self.geometry.block(), PAGE as u64);
         let end = size.min(held.record.zero_from).min(start + self.geometry.block());
         let pages = end.saturating_sub(start).div_ceil(page) as u32;
         let needed = if pages == 0 { 0 } else { u64::MAX >> (64 - pages) };
         let valid = state.index.get(Key { file, block }).map_or(0, |block| block.valid);
-        page_numbers(needed & !valid).all(|number| held.holes.contains(start / page + u64::from(number)))
+        let unknown = |number: &u32| !held.holes.contains(start / page + u64::from(*number));
+        Some(page_numbers(needed & !valid).filter(unknown).fold(0, |pages, number| pages | 1 << number))
     }
 
     /// The epoch that a fill must present: content requested in an earlier one is void.

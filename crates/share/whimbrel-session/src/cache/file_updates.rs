@@ -9,7 +9,7 @@ use super::{
     holes::Holes,
     journal_record::{FileId, FileRecord, JournalRecord},
 };
-use crate::proto::{PAGE, Version};
+use crate::proto::{Ident, PAGE, Version};
 use std::ops::Range;
 
 impl BlockCache {
@@ -231,6 +231,17 @@ impl BlockCache {
             state.index.blocks(file).map(|(number, block)| (number, block.valid, block.dirty)).collect();
         blocks.sort_unstable();
         blocks
+    }
+
+    /// Files without content here and without changes of this host.
+    pub(crate) fn empty_files(&self) -> Vec<(FileId, Ident)> {
+        let state = self.read_state();
+        let empty = |file: FileId| state.index.blocks(file).next().is_none();
+        let idle = state
+            .files
+            .iter()
+            .filter(|(file, held)| !held.record.dirty && !held.record.removed && empty(**file));
+        idle.filter_map(|(file, held)| Some((*file, held.record.ident?))).collect()
     }
 
     /// Blocks of a file with dirty pages.

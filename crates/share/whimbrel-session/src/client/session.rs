@@ -40,6 +40,9 @@ const NO_CACHE_TEXT: &str = "write-back is not possible without a cache: use wri
 /// Default round trip from which on a link counts as slow.
 const SLOW_ROUND_TRIP: Duration = Duration::from_millis(4);
 
+/// Default number of names and attributes in memory, which take half a gibibyte then.
+const MOST_NAMES: usize = 1 << 19;
+
 /// Number of events retained.
 const MAX_EVENTS: usize = 1000;
 
@@ -120,6 +123,9 @@ pub struct SessionOptions {
     /// Round trip from which on a link is slow: content is compressed, and pages that the other side has are
     /// not sent. Zero makes every link slow.
     pub slow_round_trip: Duration,
+    /// Most files and directories whose names and attributes are in memory. What the kernel knows or a
+    /// program uses stays beyond it.
+    pub most_names: usize,
     /// Whether there are extended attributes. Without them the kernel does not ask for any before each write.
     pub xattrs: bool,
 }
@@ -138,6 +144,7 @@ impl SessionOptions {
             references: Vec::new(),
             shared_cache: None,
             slow_round_trip: SLOW_ROUND_TRIP,
+            most_names: MOST_NAMES,
             xattrs: false,
         }
     }

@@ -182,6 +182,7 @@ impl Core {
         matches!(self.cache.read(file, offset, &mut out), Ok(CacheRead::Complete))
     }
 
+    /// Records a read, and fetches ahead what is likely to be read next; whether anything is.
     pub(in crate::client) fn read_ahead(
         &self,
         id: u64,
@@ -189,23 +190,24 @@ impl Core {
         size: u64,
         handle: Option<&FileHandle>,
         (offset, len): (u64, u64),
-    ) {
+    ) -> bool {
         let block = self.cache.block_size();
         let (first, last, total) = (offset / block, (offset + len - 1) / block, size.div_ceil(block));
         self.read_history().record(file, first, last);
-        let Some(handle) = handle else { return };
+        let Some(handle) = handle else { return false };
         let ranges = lock(&handle.reader).read(first, last, total);
         if ranges.is_empty() {
-            return;
+            return false;
         }
-        let Some(source) = self.fetch_subject(id, file) else { return };
+        let Some(source) = self.fetch_subject(id, file) else { return false };
         for range in ranges {
             self.fetch(&source, &range.collect::<Vec<_>>(), true);
         }
+        true
     }
 
-    /// Fetches missing blocks and fills `out`. The readahead is requested after the blocks that are waited
-    /// for.
+    /// Fetches what is missing of these blocks and fills `out`. The rest of the blocks, and the readahead if
+    /// this read is one of a sequence, are requested after the pages that are waited for.
     fn fetch_missing(
         &self,
         id: u64,
@@ -213,7 +215,7 @@ impl Core {
         offset: u64,
         out: &mut [u8],
         mut missing: Vec<u64>,
-        ahead: impl FnOnce(),
+        ahead: impl FnOnce() -> bool,
     ) -> Result<()> {
         let _waits = self.connection.waiting();
         let mut ahead = Some(ahead);
@@ -222,9 +224,19 @@ impl Core {
             let source = self.fetch_subject(id, file).ok_or(Errno::ESTALE)?;
             let epoch = self.cache.epoch(file);
             let mut brought = Vec::new();
-            let flights = self.fetch(&source, &missing, false);
+            let read = (offset, out.len() as u64);
+            // Others get only whole blocks from the shared cache.
+            let whole = self.shared.is_some();
+            let flights = match whole {
+                true => self.fetch(&source, &missing, false),
+                false => self.fetch_read(&source, &missing, read),
+            };
             if let Some(ahead) = ahead.take() {
-                ahead();
+                self.fetch_rest(&source, &missing, read, if whole { 0 } else { self.room() });
+                if ahead() {
+                    // The next reads want the block, whatever room there is.
+                    self.fetch_rest(&source, &missing, read, u64::MAX);
+                }
             }
             for flight in flights {
                 match flight.wait() {

@@ -278,6 +278,7 @@ impl FileSystem for FuseOperations {
     }
 
     fn opendir(&self, _: Caller, inode: u64) -> Result<u64> {
+        self.core.evict_names();
         self.core.complete_directory(inode)?;
         let mut nodes = self.core.inodes();
         let entries = nodes.dir(inode).ok_or(Errno::ENOTDIR)?.entries.clone();

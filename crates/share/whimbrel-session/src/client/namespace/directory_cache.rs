@@ -94,6 +94,7 @@ impl Core {
             }
         };
         drop(nodes);
+        self.evict_names();
         self.invalidate_kernel_names();
         for (id, attr) in updates {
             self.store_attr(id, attr, asked);
@@ -208,6 +209,7 @@ impl Core {
             dir.large = entries.len() > MAX_LOOKUP_NAMES as usize;
             let updates = nodes.store_listing(id, entries, asked);
             drop(nodes);
+            self.evict_names();
             self.invalidate_kernel_names();
             for (id, attr) in updates {
                 self.store_attr(id, attr, asked);

@@ -28,6 +28,8 @@ pub(in crate::client) struct Dir {
     pub(in crate::client) changes: u64,
     /// Whether it was used since all names were last seen.
     pub(in crate::client) used: bool,
+    /// Count of uses in the table at the last one of this directory.
+    pub(super) last_use: u64,
     /// Names that the kernel caches as absent.
     absent: HashSet<Name>,
 }
@@ -76,7 +78,8 @@ pub(in crate::client) struct Inode {
     /// Pending changes that affect only this inode: they need not be made if it is removed.
     pub(in crate::client) ops: Vec<u64>,
     pub(in crate::client) target: Option<Vec<u8>>,
-    pub(in crate::client) dir: Option<Dir>,
+    /// In a place of its own, because most inodes are files.
+    pub(in crate::client) dir: Option<Box<Dir>>,
     /// The last change of content made here.
     pub(in crate::client) mtime: Option<Time>,
     /// Whether writes of an open descriptor were put aside as a conflict, which its next close or sync must
@@ -90,12 +93,16 @@ pub(in crate::client) struct Inode {
 
 #[derive(Debug)]
 pub(in crate::client) struct InodeTable {
-    nodes: HashMap<u64, Inode>,
+    pub(super) nodes: HashMap<u64, Inode>,
     by_ident: HashMap<Ident, u64>,
     next: u64,
     /// Names of which the kernel knows what is not so any more.
-    appeared: Vec<(u64, Name)>,
+    pub(super) appeared: Vec<(u64, Name)>,
     recalls: RecallLog,
+    /// Number of uses of directories so far.
+    pub(super) uses: u64,
+    /// Number of inodes, or of uses, beyond which the next eviction is due.
+    pub(super) next_eviction: (usize, u64),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,7 +116,7 @@ pub(in crate::client) enum NameLookup {
 
 impl Inode {
     fn new(attr: Attr, reported_at: Option<Instant>) -> Self {
-        let dir = (attr.kind == Kind::Dir).then(Dir::default);
+        let dir = (attr.kind == Kind::Dir).then(Box::default);
         Self {
             attr,
             atime: None,
@@ -157,6 +164,8 @@ impl InodeTable {
             next: ROOT + 1,
             appeared: Vec::new(),
             recalls: RecallLog::default(),
+            uses: 0,
+            next_eviction: (0, 0),
         }
     }
 
@@ -224,7 +233,7 @@ impl InodeTable {
     }
 
     pub(in crate::client) fn dir(&mut self, id: u64) -> Option<&mut Dir> {
-        self.nodes.get_mut(&id)?.dir.as_mut()
+        self.nodes.get_mut(&id)?.dir.as_deref_mut()
     }
 
     pub(in crate::client) fn by_ident(&self, ident: &Ident) -> Option<u64> {
@@ -272,10 +281,16 @@ impl InodeTable {
         self.nodes.iter().filter(|(_, node)| old(node)).map(|(id, _)| *id).collect()
     }
 
-    pub(in crate::client) fn look_up(&mut self, parent: u64, name: &Name, ttl: Duration) -> NameLookup {
-        if let Some(dir) = self.dir(parent) {
-            dir.used = true;
+    fn dir_used(&mut self, id: u64) {
+        self.uses += 1;
+        let uses = self.uses;
+        if let Some(dir) = self.dir(id) {
+            (dir.used, dir.last_use) = (true, uses);
         }
+    }
+
+    pub(in crate::client) fn look_up(&mut self, parent: u64, name: &Name, ttl: Duration) -> NameLookup {
+        self.dir_used(parent);
         let Some(node) = self.nodes.get(&parent) else { return NameLookup::Ask };
         let Some(dir) = &node.dir else { return NameLookup::Ask };
         let whole = node.local || dir.listed_at.is_some_and(|seen| seen.elapsed() < ttl);
@@ -329,9 +344,7 @@ impl InodeTable {
 
     /// Whether all names of a directory are known and fresh.
     pub(in crate::client) fn is_complete(&mut self, id: u64, ttl: Duration) -> bool {
-        if let Some(dir) = self.dir(id) {
-            dir.used = true;
-        }
+        self.dir_used(id);
         let Some(node) = self.nodes.get(&id) else { return false };
         let Some(dir) = &node.dir else { return false };
         node.local || dir.listed_at.is_some_and(|seen| seen.elapsed() < ttl)
@@ -421,6 +434,8 @@ impl InodeTable {
         if let Some(node) = self.nodes.get_mut(&id)
             && !node.names.contains(&place)
         {
+            // Most files have one name, for which a vector would make room for four.
+            node.names.reserve_exact(1);
             node.names.push(place);
         }
     }
@@ -452,7 +467,9 @@ impl InodeTable {
             names.insert(name, ());
         }
         let trusted = self.nodes.get(&id).and_then(|node| self.trusted(&node.attr.ident, asked));
+        let uses = self.uses;
         let Some(dir) = self.dir(id) else { return found };
+        dir.last_use = uses;
         dir.listed_at = Some(trusted.unwrap_or_else(long_ago));
         let gone: Vec<Name> = dir.entries.keys().filter(|name| !names.contains_key(*name)).cloned().collect();
         for name in gone {

@@ -75,30 +75,27 @@ impl Core {
         }
     }
 
-    /// Stores the blocks that are zero according to the hint in the cache, and returns the others.
-    pub(in crate::client) fn fill_zeros(&self, source: &FetchSubject, blocks: &[u64]) -> Vec<u64> {
+    /// Stores the blocks that are zero according to the hint in the cache.
+    pub(in crate::client) fn fill_zeros(&self, source: &FetchSubject, blocks: impl Iterator<Item = u64>) {
         let note = lock(&self.hints.known).get(&source.file).map(|(_, note)| note.clone());
-        let Some(note) = note.filter(|note| !note.zeros.is_empty()) else { return blocks.to_vec() };
+        let Some(note) = note.filter(|note| !note.zeros.is_empty()) else { return };
         // Read the epoch first, so that the fill is void if the content changes meanwhile.
         let (epoch, record) = (self.cache.epoch(source.file), self.cache.file(source.file));
-        let (Some(epoch), Some(record)) = (epoch, record) else { return blocks.to_vec() };
+        let (Some(epoch), Some(record)) = (epoch, record) else { return };
         if note.version != Some((record.base.size, record.base.mtime)) {
-            return blocks.to_vec();
+            return;
         }
         let size = self.cache.block_size();
         let zeros = vec![0; size as usize];
-        let is_needed = |block: &u64| {
+        for block in blocks {
             let bytes = block * size..((block + 1) * size).min(record.base.size);
             if bytes.is_empty() || !note.is_zero(&bytes) {
-                return true;
+                continue;
             }
             let content = &zeros[..(bytes.end - bytes.start) as usize];
-            let filled = self.cache.fill(source.file, epoch, bytes.start, content).unwrap_or(false);
-            if filled {
+            if self.cache.fill(source.file, epoch, bytes.start, content).unwrap_or(false) {
                 self.zero_blocks.fetch_add(1, Ordering::Relaxed);
             }
-            !filled
-        };
-        blocks.iter().copied().filter(is_needed).collect()
+        }
     }
 }

@@ -128,12 +128,13 @@ impl Core {
             }
         }
         let unknown =
-            |id: &u64| nodes.get(*id).and_then(|node| node.dir.as_ref()).is_some_and(Dir::is_unknown);
+            |id: &u64| nodes.get(*id).and_then(|node| node.dir.as_deref()).is_some_and(Dir::is_unknown);
         let below: Vec<u64> =
             below.iter().filter_map(|ident| nodes.by_ident(ident)).filter(unknown).collect();
         // Attributes that were changed here meanwhile are newer than the reply.
         let changed = self.writeback.changes() != wave.changes;
         drop(nodes);
+        self.evict_names();
         self.invalidate_kernel_names();
         if !changed {
             updates.into_iter().for_each(|(id, attr)| self.store_attr(id, attr, wave.begun));
