@@ -24,7 +24,7 @@ pub struct Request {
     pub header: Bytes,
     /// Raw bytes, at most 8 MiB.
     pub payload: Bytes,
-    /// Further bytes of the payload, which a sender need not copy behind the others; none in what is received.
+    /// Further bytes of the payload, which a sender need not copy together; none in what is received.
     pub rest: Vec<Bytes>,
     /// Order in which it is handled.
     pub order: RequestOrder,

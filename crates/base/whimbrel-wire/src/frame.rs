@@ -71,7 +71,7 @@ pub struct WireFrame {
     pub header: Bytes,
     /// Raw payload bytes.
     pub payload: Bytes,
-    /// Further bytes of the payload, which a sender need not copy behind the others; none in what is received.
+    /// Further bytes of the payload, which a sender need not copy together; none in what is received.
     pub(crate) rest: Vec<Bytes>,
 }
 
