@@ -6,7 +6,7 @@
 
 use super::{
     chunks,
-    database::{BATCH, Meta, RANGES, list, numbers, ranges_as_part, rows, signed, typed_rows, unsigned},
+    database::{Meta, RANGES, list, numbers, ranges_as_part, rows, signed, typed_rows, unsigned},
     driver::{Connections, Tx, query},
     files, shards,
     versions::{pieces_of, set_neighbour},
@@ -333,22 +333,35 @@ fn lengths(pending: &PendingCommit) -> HashMap<u64, u32> {
     pending.pieces.iter().map(|piece| (piece.chunk, piece.length)).collect()
 }
 
+/// Chunks with the same new users, as ranges of their numbers.
+type UserRanges = Vec<(ChunkId, ChunkId, NewUsers)>;
+
 /// Counts new users of chunks, many with one statement. Fails if one of the chunks does not exist.
+///
+/// SQLite looks a range up as fast as a chunk. PostgreSQL would guess that each range is half a percent of the
+/// table and read all of it, so it gets each chunk for itself.
 async fn add_users(tx: &mut Tx<'_>, users: &BTreeMap<ChunkId, NewUsers>) -> Result<HashMap<ChunkId, Taken>> {
-    let all: Vec<(ChunkId, NewUsers)> = users.iter().map(|(chunk, users)| (*chunk, *users)).collect();
-    let mut taken = HashMap::with_capacity(all.len());
-    for part in all.chunks(BATCH) {
+    let (mut ranges, apart) = (UserRanges::new(), tx.is_postgres());
+    for (chunk, users) in users {
+        match ranges.last_mut() {
+            Some((_, last, same)) if !apart && *last + 1 == *chunk && same == users => *last = *chunk,
+            _ => ranges.push((*chunk, *chunk, *users)),
+        }
+    }
+    let condition = if apart { "id = low" } else { "id BETWEEN low AND high" };
+    let mut taken = HashMap::with_capacity(users.len());
+    for part in ranges.chunks(RANGES) {
         let text = format!(
-            "WITH part (number, users, needed) AS (VALUES {})
+            "WITH part (low, high, users, needed) AS (VALUES {})
              UPDATE chunk SET refs = refs + users, want = CASE WHEN want < needed AND coded = 0 THEN needed ELSE want END
-             FROM part WHERE id = number AND doomed = 0 RETURNING id, length,
+             FROM part WHERE {condition} AND doomed = 0 RETURNING id, length,
                  (SELECT COUNT(*) FROM place JOIN benefactor ON benefactor.id = place.benefactor
                   WHERE place.chunk = chunk.id AND benefactor.lost = 0), want, coded",
-            typed_rows(1, part.len(), &["BIGINT", "BIGINT", "BIGINT"])
+            typed_rows(1, part.len(), &["BIGINT"; 4])
         );
         let mut query = query(text);
-        for (chunk, users) in part {
-            query = query.bind(signed(*chunk)?).bind(users.count).bind(users.copies);
+        for (low, high, users) in part {
+            query = query.bind(signed(*low)?).bind(signed(*high)?).bind(users.count).bind(users.copies);
         }
         for row in query.fetch_all(&mut *tx).await? {
             let (length, copies) = (row.try_get(1)?, row.try_get(2)?);
@@ -356,7 +369,7 @@ async fn add_users(tx: &mut Tx<'_>, users: &BTreeMap<ChunkId, NewUsers>) -> Resu
             taken.insert(unsigned(row.try_get(0)?), Taken { length, copies, want, coded });
         }
     }
-    if taken.len() == all.len() { Ok(taken) } else { Err(MetaError::Gone) }
+    if taken.len() == users.len() { Ok(taken) } else { Err(MetaError::Gone) }
 }
 
 /// Refuses chunks in use without any copy. These are queued for repair, so few rows are read.
