@@ -58,7 +58,7 @@ struct Invited {
 pub struct LocalSocket {
     name: String,
     listener: UnixListener,
-    /// By the digests of their tickets, so that the time of a search tells nothing of a ticket.
+    /// Peers under the digests of their tickets, so that the time of a search tells nothing of a ticket.
     invited: Mutex<HashMap<Digest, Invited>>,
 }
 

@@ -323,7 +323,6 @@ struct NewUsers {
 /// A chunk whose new users are counted.
 struct Taken {
     length: i64,
-    /// Reachable copies.
     copies: i64,
     want: i64,
     coded: i64,
@@ -338,8 +337,8 @@ type UserRanges = Vec<(ChunkId, ChunkId, NewUsers)>;
 
 /// Counts new users of chunks, many with one statement. Fails if one of the chunks does not exist.
 ///
-/// SQLite looks a range up as fast as a chunk. PostgreSQL would guess that each range is half a percent of the
-/// table and read all of it, so it gets each chunk for itself.
+/// SQLite looks a range up as fast as a chunk. PostgreSQL would guess that each range is half a percent of
+/// the table and read all of it, so it gets each chunk for itself.
 async fn add_users(tx: &mut Tx<'_>, users: &BTreeMap<ChunkId, NewUsers>) -> Result<HashMap<ChunkId, Taken>> {
     let (mut ranges, apart) = (UserRanges::new(), tx.is_postgres());
     for (chunk, users) in users {
