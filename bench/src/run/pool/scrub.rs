@@ -32,7 +32,8 @@ fn fill(store: &ChunkStore, chunks: usize) -> Result<()> {
     for number in 0..chunks {
         let raw = &bytes[number * 8..number * 8 + CHUNK];
         let mut frame = Vec::with_capacity(CHUNK + 64);
-        Encoder::store(Kind::Blob, raw, &[CHUNK], &mut frame)?;
+        Encoder::store_head(Kind::Blob, raw, &[CHUNK], &mut frame)?;
+        frame.extend(raw);
         batch.push((Digest::of(raw), Bytes::from(frame)));
         if batch.len() == BATCH || number + 1 == chunks {
             store.put(&batch)?;

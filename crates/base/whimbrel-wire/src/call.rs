@@ -24,6 +24,8 @@ pub struct Request {
     pub header: Bytes,
     /// Raw bytes, at most 8 MiB.
     pub payload: Bytes,
+    /// Further bytes of the payload, which a sender need not copy together; none in what is received.
+    pub rest: Vec<Bytes>,
     /// Order in which it is handled.
     pub order: RequestOrder,
 }
@@ -86,7 +88,7 @@ pub trait Call {
 impl Request {
     /// An unordered request of these parts.
     pub fn new(kind: u16, header: Bytes, payload: Bytes) -> Self {
-        Self { kind, header, payload, order: RequestOrder::Any }
+        Self { kind, header, payload, rest: Vec::new(), order: RequestOrder::Any }
     }
 
     /// The request of the call `C`.

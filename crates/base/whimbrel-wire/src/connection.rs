@@ -236,7 +236,7 @@ impl Connection {
             RequestOrder::Stream(stream) => (Flags::ORDERED, stream),
         };
         let frame = WireFrame::new(flags, request.kind, stream, 0, request.header, request.payload);
-        let mut frame = frame.map_err(unsendable)?;
+        let mut frame = frame.and_then(|frame| frame.with_rest(request.rest)).map_err(unsendable)?;
         let credit = self.shared().send.of(Class::of(&frame.head));
         if !credit.take(frame.head.frame_len()).await {
             return Err(CallError::Closed { source: self.shared().reason() });
@@ -260,7 +260,17 @@ impl Connection {
         header: &C::Header,
         payload: Bytes,
     ) -> Result<(C::Reply, Bytes), CallError> {
-        let reply = self.call(Request::of::<C>(header, payload)?).await?;
+        self.request_of_parts::<C>(header, payload, Vec::new()).await
+    }
+
+    /// Does what [`Connection::request`] does with a payload that lies in several places.
+    pub async fn request_of_parts<C: Call>(
+        &self,
+        header: &C::Header,
+        payload: Bytes,
+        rest: Vec<Bytes>,
+    ) -> Result<(C::Reply, Bytes), CallError> {
+        let reply = self.call(Request { rest, ..Request::of::<C>(header, payload)? }).await?;
         Ok((reply.decode::<C>()?, reply.payload))
     }
 

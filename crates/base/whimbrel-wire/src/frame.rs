@@ -71,6 +71,8 @@ pub struct WireFrame {
     pub header: Bytes,
     /// Raw payload bytes.
     pub payload: Bytes,
+    /// Further bytes of the payload, which a sender need not copy together; none in what is received.
+    pub(crate) rest: Vec<Bytes>,
 }
 
 /// A violation of the protocol by the peer's bytes.
@@ -159,7 +161,15 @@ impl WireFrame {
         let payload_len = bounded(payload.len() as u64, MAX_PAYLOAD)
             .ok_or(WireFrameError::PayloadTooLong { len: payload.len() as u64 })?;
         let head = FrameHead { flags, kind, stream, request, header_len, payload_len };
-        Ok(Self { head, header, payload })
+        Ok(Self { head, header, payload, rest: Vec::new() })
+    }
+
+    /// Adds further bytes to the payload; refused above the limit.
+    pub(crate) fn with_rest(mut self, rest: Vec<Bytes>) -> Result<Self, WireFrameError> {
+        let len = (self.payload.len() + rest.iter().map(Bytes::len).sum::<usize>()) as u64;
+        self.head.payload_len = bounded(len, MAX_PAYLOAD).ok_or(WireFrameError::PayloadTooLong { len })?;
+        self.rest = rest;
+        Ok(self)
     }
 }
 
@@ -279,6 +289,7 @@ impl Decoder {
             head: done.head,
             header: done.header,
             payload: done.payload.freeze(),
+            rest: Vec::new(),
         }))
     }
 

@@ -1,9 +1,9 @@
-//! The protocol between hosts: wire frames, versions, identities, and the transports TLS and ssh.
+//! The protocol between hosts: wire frames, versions, identities; the transports TLS, ssh and Unix sockets.
 //!
 //! One connection carries many calls at once, in both directions, with a bounded number of bytes in flight.
 //! `frame`, `hello`, `credit` and `token_bucket` are pure: no I/O and no clock. `connection`, `dispatcher`
-//! and `connection_tasks` run them over any byte stream; `tls` and `ssh` make such streams. This crate does
-//! not know what calls mean: each engine has a range of kinds and its own headers.
+//! and `connection_tasks` run them over any byte stream; `tls`, `ssh` and `local_socket` make such streams.
+//! This crate does not know what calls mean: each engine has a range of kinds and its own headers.
 //!
 //! Invariants: a length is checked before anything is read for it. For one connection, a peer can make this
 //! side hold at most its windows of requests and one reply for each call of this side. A call ends in a reply
@@ -22,6 +22,7 @@ pub mod golden;
 mod handshakes;
 mod hello;
 mod identity;
+mod local_socket;
 mod log_limit;
 mod message_kinds;
 mod peer_address;
@@ -49,6 +50,7 @@ pub use hello::{
     Hello, HelloError, Protocol, ProtocolMismatch, ProtocolVersions, Role, VERSIONS, Version, VersionRange,
 };
 pub use identity::Identity;
+pub use local_socket::{Invitation, LocalSocket, connect_local};
 pub use message_kinds::{Right, Rights, range};
 pub use peer_address::{ParseAddressError, PeerAddress};
 pub use public_key::{ParseKeyError, PublicKey};

@@ -8,8 +8,8 @@ use crate::{
     frame::{Flags, WireFrame, encode_head},
     message_kinds::wire,
 };
-use bytes::{Bytes, BytesMut};
-use std::{collections::VecDeque, sync::Mutex};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use std::{collections::VecDeque, io::IoSlice, sync::Mutex};
 use tokio::sync::Notify;
 use whimbrel_core::lock;
 
@@ -38,9 +38,44 @@ enum GoodbyeState {
 #[derive(Debug, Default)]
 pub(crate) struct WriteBatch {
     /// A payload that follows the gathered bytes; may be empty.
-    pub(crate) payload: Bytes,
+    pub(crate) payload: Parts,
     /// Whether the gathered bytes end with the goodbye.
     pub(crate) last: bool,
+}
+
+/// A payload that lies in several places.
+#[derive(Debug, Default)]
+pub(crate) struct Parts(VecDeque<Bytes>);
+
+impl Parts {
+    fn of(first: Bytes, rest: Vec<Bytes>) -> Self {
+        Self(std::iter::once(first).chain(rest).filter(|part| !part.is_empty()).collect())
+    }
+}
+
+impl Buf for Parts {
+    fn remaining(&self) -> usize {
+        self.0.iter().map(Bytes::len).sum()
+    }
+
+    fn chunk(&self) -> &[u8] {
+        self.0.front().map_or(&[], |part| part)
+    }
+
+    fn chunks_vectored<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
+        let filled = slices.iter_mut().zip(&self.0).map(|(slice, part)| *slice = IoSlice::new(part));
+        filled.count()
+    }
+
+    fn advance(&mut self, mut count: usize) {
+        while let Some(part) = self.0.front_mut() {
+            if count < part.len() {
+                return part.advance(count);
+            }
+            count -= part.len();
+            self.0.pop_front();
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -111,12 +146,13 @@ impl SendQueue {
             let Some(frame) = queues.next() else { break };
             encode_head(&frame.head, out);
             out.extend_from_slice(&frame.header);
-            if frame.payload.len() > COPY_MAX {
-                return WriteBatch { payload: frame.payload, last: false };
+            let payload = Parts::of(frame.payload, frame.rest);
+            if frame.head.payload_len as usize > COPY_MAX {
+                return WriteBatch { payload, last: false };
             }
-            out.extend_from_slice(&frame.payload);
+            out.put(payload);
         }
-        WriteBatch { payload: Bytes::new(), last: queues.append_goodbye(out) }
+        WriteBatch { payload: Parts::default(), last: queues.append_goodbye(out) }
     }
 }
 

@@ -309,7 +309,7 @@ pub async fn serve_tls(
 }
 
 /// Closes an accepted connection when its task is dropped, even if a service holds a handle.
-struct CloseOnDrop(Connection);
+pub(crate) struct CloseOnDrop(pub(crate) Connection);
 
 impl Drop for CloseOnDrop {
     fn drop(&mut self) {

@@ -210,7 +210,7 @@ impl<'a> PackFrame<'a> {
         let total = head.total();
         let bytes =
             bytes.get(..total).ok_or(PackFrameError::Short { found: bytes.len(), expected: total })?;
-        if checksum(bytes).to_le_bytes() != bytes[20..HEAD] {
+        if checksum(&bytes[..20], &[&bytes[HEAD..]]).to_le_bytes() != bytes[20..HEAD] {
             return Err(PackFrameError::Checksum);
         }
         let frame = Self { head, bytes };
@@ -280,10 +280,11 @@ impl From<CompressionError> for PackFrameError {
     }
 }
 
-fn checksum(frame: &[u8]) -> u64 {
+/// The checksum of a frame: of its fixed header up to the checksum, and of the parts behind it.
+fn checksum(header: &[u8], parts: &[&[u8]]) -> u64 {
     let mut hash = Xxh3::new();
-    hash.update(&frame[..20]);
-    hash.update(&frame[HEAD..]);
+    hash.update(header);
+    parts.iter().for_each(|part| hash.update(part));
     hash.digest()
 }
 
@@ -321,9 +322,15 @@ impl Encoder {
         })
     }
 
-    /// Appends a frame of objects without bases to `out`, as they are: for what does not compress.
-    pub fn store(kind: Kind, raw: &[u8], lengths: &[usize], out: &mut Vec<u8>) -> Result<(), PackFrameError> {
-        append(new_head(kind, raw, lengths)?, lengths, &[], raw, out);
+    /// Appends the start of a frame of objects without bases to `out`; `raw` as it is must follow: for what
+    /// does not compress.
+    pub fn store_head(
+        kind: Kind,
+        raw: &[u8],
+        lengths: &[usize],
+        out: &mut Vec<u8>,
+    ) -> Result<(), PackFrameError> {
+        append_head(new_head(kind, raw, lengths)?, lengths, &[], raw, out);
         Ok(())
     }
 
@@ -369,12 +376,13 @@ fn new_head(kind: Kind, raw: &[u8], lengths: &[usize]) -> Result<PackFrameHeader
 fn finish(head: PackFrameHeader, lengths: &[usize], bases: &[ShortDigest], payload: &[u8]) -> Vec<u8> {
     let head = PackFrameHeader { payload: payload.len(), ..head };
     let mut bytes = Vec::with_capacity(head.total());
-    append(head, lengths, bases, payload, &mut bytes);
+    append_head(head, lengths, bases, payload, &mut bytes);
+    bytes.extend(payload);
     bytes
 }
 
-/// Appends a frame to `out`; `head` has the length of the payload.
-fn append(
+/// Appends a frame up to its payload to `out`; `head` has the length of the payload.
+fn append_head(
     head: PackFrameHeader,
     lengths: &[usize],
     bases: &[ShortDigest],
@@ -394,8 +402,7 @@ fn append(
         lengths.iter().for_each(|len| out.extend((*len as u32).to_le_bytes()));
     }
     bases.iter().for_each(|key| out.extend(key.0));
-    out.extend(payload);
-    let sum = checksum(&out[start..]);
+    let sum = checksum(&out[start..start + 20], &[&out[start + HEAD..], payload]);
     out[start + 20..start + HEAD].copy_from_slice(&sum.to_le_bytes());
 }
 
@@ -418,12 +425,13 @@ mod tests {
         let noise = (0..157_u32).flat_map(|number| Digest::of(&number.to_le_bytes()).0);
         let raw: Vec<u8> = noise.take(5000).collect();
         let mut out = b"before".to_vec();
-        Encoder::store(Kind::Nodes, &raw, &[2000, 3000], &mut out).unwrap();
+        Encoder::store_head(Kind::Nodes, &raw, &[2000, 3000], &mut out).unwrap();
+        out.extend(&raw);
         assert_eq!(out[6..], Encoder::new(1).encode(Kind::Nodes, &raw, &[2000, 3000]).unwrap());
         assert_eq!(PackFrame::parse(&out[6..]).unwrap().stored(), Some(&raw[..]));
         let zeros = Encoder::new(1).encode(Kind::Blob, &[0; 5000], &[5000]).unwrap();
         assert_eq!(PackFrame::parse(&zeros).unwrap().stored(), None);
-        assert!(Encoder::store(Kind::Blob, &raw, &[1], &mut out).is_err());
+        assert!(Encoder::store_head(Kind::Blob, &raw, &[1], &mut out).is_err());
     }
 
     #[test]
@@ -472,7 +480,7 @@ mod tests {
                 bytes[7] = 0;
                 bytes[11] = 0;
                 bytes[16..20].fill(0);
-                let sum = checksum(&bytes).to_le_bytes();
+                let sum = checksum(&bytes[..20], &[&bytes[HEAD..]]).to_le_bytes();
                 bytes[20..HEAD].copy_from_slice(&sum);
             }
             if let Ok(frame) = PackFrame::parse(&bytes) { let _ = frame.decode(&[]); }

@@ -2,7 +2,9 @@
 
 use std::{io, net::SocketAddr, path::Path, sync::Arc};
 use tokio::net::TcpListener;
-use whimbrel_wire::{ConnectError, Endpoint, Identity, IdentityError, Trust, TrustError, serve_tls};
+use whimbrel_wire::{
+    ConnectError, Endpoint, Identity, IdentityError, LocalSocket, Trust, TrustError, serve_tls,
+};
 
 /// Failure to open or serve a member's socket.
 #[derive(Debug, thiserror::Error)]
@@ -32,6 +34,8 @@ pub(crate) struct MemberListener {
     pub(crate) identity: Arc<Identity>,
     pub(crate) trust: Arc<Trust>,
     pub(crate) address: SocketAddr,
+    /// For peers on this host that the service invites.
+    pub(crate) local: Option<Arc<LocalSocket>>,
     listener: TcpListener,
 }
 
@@ -43,11 +47,26 @@ impl MemberListener {
         let failed = |source| ListenerError::Listen { address: listen, source };
         let listener = TcpListener::bind(listen).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        Ok(Self { identity, trust, address, listener })
+        Ok(Self { identity, trust, address, local: None, listener })
+    }
+
+    /// Opens a Unix socket, too; without one, peers on this host stay with TLS.
+    pub(crate) fn with_local_socket(self) -> Self {
+        let local = LocalSocket::open().inspect_err(|error| tracing::debug!(%error, "no Unix socket"));
+        Self { local: local.ok().map(Arc::new), ..self }
     }
 
     /// Serves trusted peers; returns only on failure.
     pub(crate) async fn serve(self, endpoint: Endpoint) -> Result<(), ListenerError> {
-        Ok(serve_tls(self.listener, &self.identity, self.trust, endpoint).await?)
+        let nearby = async {
+            match self.local {
+                Some(local) => local.serve(self.trust.clone(), endpoint.clone()).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            served = serve_tls(self.listener, &self.identity, self.trust.clone(), endpoint.clone()) => Ok(served?),
+            () = nearby => Ok(()),
+        }
     }
 }

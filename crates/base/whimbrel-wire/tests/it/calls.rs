@@ -9,9 +9,26 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 use whimbrel_wire::{
-    CallError, CloseReason, Code, ConnectError, Endpoint, Identity, RequestOrder, Right, Rights, Trust,
-    TrustedPeer, connect_tls,
+    CallError, CloseReason, Code, ConnectError, Endpoint, Identity, Request, RequestOrder, Right, Rights,
+    Trust, TrustedPeer, connect_tls,
 };
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_payload_that_lies_in_several_places_arrives_as_one() {
+    let host = host().await;
+    let client = host.client().await;
+    for lengths in [&[0, 3, 0, 5][..], &[9000], &[1, 300_000, 2, 400_000, 0], &[7; 500], &[]] {
+        let part = |(at, length): (usize, &usize)| Bytes::from(vec![at as u8; *length]);
+        let rest: Vec<Bytes> = lengths.iter().enumerate().map(part).collect();
+        let whole = [b"first".to_vec(), rest.concat()].concat();
+        let asked = Request { rest, ..request(ECHO, "head", &b"first"[..]) };
+        let reply = soon(client.call(asked)).await.unwrap();
+        assert!(reply.payload == whole, "{lengths:?}");
+    }
+    let rest = vec![Bytes::from(vec![0; 5 << 20]); 2];
+    let long = client.call(Request { rest, ..request(ECHO, "", "") }).await;
+    assert!(matches!(long, Err(CallError::Unsendable { .. })), "{long:?}");
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn ten_thousand_calls_at_once_each_get_their_own_reply() {

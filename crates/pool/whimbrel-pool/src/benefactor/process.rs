@@ -96,7 +96,7 @@ pub struct Benefactor {
 impl Benefactor {
     /// Opens the folder, the chunk store and the socket.
     pub async fn open(options: BenefactorOptions) -> Result<Self> {
-        let front = MemberListener::open(&options.data, options.listen).await?;
+        let front = MemberListener::open(&options.data, options.listen).await?.with_local_socket();
         let failed = |action| {
             let path = options.data.clone();
             move |source| BenefactorError::Pool { action, path, source }
@@ -138,8 +138,9 @@ impl Benefactor {
         let dialer = TlsDialer::new(identity.clone(), options.name.clone(), ());
         let links = Arc::new(ConnectionCache::new(Arc::new(dialer)));
         let backups = HeldBackups::new(&options.data);
-        let service =
-            BenefactorService::new(store.clone(), links.clone(), calls).with_backups(backups.clone());
+        let service = BenefactorService::new(store.clone(), links.clone(), calls)
+            .with_backups(backups.clone())
+            .with_local(front.local.clone());
         let endpoint =
             Endpoint::new(options.name.clone(), service.clone()).with_protocols([crate::protocol::PROTOCOL]);
         let (reports, asked) = HeartbeatService::new(

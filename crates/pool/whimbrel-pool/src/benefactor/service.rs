@@ -8,15 +8,15 @@ use crate::{
     connections::ConnectionCache,
     manager::answer_about_backups,
     protocol::{
-        BenefactorAddress, CopyChunks, FlushChunks, GetChunk, GetChunks, ListBackups, MAX_BATCH, PutChunks,
-        ReadBackup, call_name, code, get_digests, put_bits,
+        BenefactorAddress, CopyChunks, FlushChunks, GetChunk, GetChunks, InviteLocally, ListBackups,
+        MAX_BATCH, PutChunks, ReadBackup, call_name, code, get_digests, put_bits,
     },
 };
 use bytes::Bytes;
 use std::{sync::Arc, time::Instant};
 use whimbrel_core::Digest;
 use whimbrel_metrics::CallDurations;
-use whimbrel_wire::{Answer, BoxFuture, Call, Code, Peer, Refusal, Reply, Request, Service};
+use whimbrel_wire::{Answer, BoxFuture, Call, Code, LocalSocket, Peer, Refusal, Reply, Request, Service};
 
 /// Bytes of frames in one request of a copy.
 const COPY_BYTES: usize = 4 << 20;
@@ -34,6 +34,7 @@ pub struct BenefactorService {
     calls: Arc<CallDurations>,
     /// None if it has no folder for them.
     backups: Option<HeldBackups>,
+    local: Option<Arc<LocalSocket>>,
 }
 
 impl From<ChunkError> for Refusal {
@@ -61,12 +62,24 @@ pub(super) fn invalid(text: &str) -> Refusal {
 impl BenefactorService {
     /// A service of `store`, which copies chunks over `links` and counts calls in `calls`.
     pub fn new(store: Arc<ChunkStore>, links: Arc<ConnectionCache>, calls: Arc<CallDurations>) -> Self {
-        Self { store, links, calls, backups: None }
+        Self { store, links, calls, backups: None, local: None }
     }
 
     /// Serves the backups of the manager that lie here, too.
     pub(super) fn with_backups(self, backups: HeldBackups) -> Self {
         Self { backups: Some(backups), ..self }
+    }
+
+    /// Invites members on this host to a Unix socket.
+    pub(super) fn with_local(self, local: Option<Arc<LocalSocket>>) -> Self {
+        Self { local, ..self }
+    }
+
+    fn invite(&self, peer: &Peer) -> Answer {
+        let local = self.local.as_ref().ok_or_else(|| Refusal::unknown_kind(InviteLocally::KIND))?;
+        let invitation = local.invite(&peer.identity);
+        let invitation = invitation.map_err(|error| Refusal::new(Code::INTERNAL, error.to_string()))?;
+        Reply::of::<InviteLocally>(&invitation, Bytes::new())
     }
 
     async fn put(&self, request: Request) -> Answer {
@@ -169,7 +182,7 @@ impl BenefactorService {
         }
         let away =
             |error: &dyn std::error::Error| Refusal::new(code::STORAGE, format!("the copy failed: {error}"));
-        let connection = self.links.connect(&to.address, to.key).await.map_err(|error| away(&error))?;
+        let connection = self.links.benefactor(&to.address, to.key).await.map_err(|error| away(&error))?;
         let named = batch.iter().map(|(_, digest, frame)| (*digest, frame.len() as u32)).collect();
         let payload = batch.iter().flat_map(|(.., frame)| frame.iter().copied()).collect::<Vec<u8>>();
         let put = connection.request::<PutChunks>(&named, payload.into()).await;
@@ -192,7 +205,7 @@ fn split(named: Vec<(Digest, u32)>, mut payload: Bytes) -> Result<Vec<(Digest, B
 }
 
 impl Service for BenefactorService {
-    fn handle<'a>(&'a self, _peer: &'a Peer, request: Request) -> BoxFuture<'a, Answer> {
+    fn handle<'a>(&'a self, peer: &'a Peer, request: Request) -> BoxFuture<'a, Answer> {
         Box::pin(async move {
             let (begun, kind) = (Instant::now(), request.kind);
             let answer = match request.kind {
@@ -200,6 +213,7 @@ impl Service for BenefactorService {
                 GetChunk::KIND => self.get(request).await,
                 GetChunks::KIND => self.get_many(request).await,
                 FlushChunks::KIND => self.flush(request).await,
+                InviteLocally::KIND => self.invite(peer),
                 CopyChunks::KIND => {
                     Err(Refusal::new(Code::FORBIDDEN, "a benefactor copies chunks for its managers only"))
                 }

@@ -113,7 +113,7 @@ impl PieceOrders {
             let store = self.store.clone();
             return blocking(move || put_durably(&store, &chunks)).await?;
         }
-        let connection = self.links.connect(&to.address, to.key).await.map_err(|error| failed(&error))?;
+        let connection = self.links.benefactor(&to.address, to.key).await.map_err(|error| failed(&error))?;
         let named = pieces.iter().map(|(piece, frame)| (piece.digest, frame.len() as u32)).collect();
         let payload: Vec<u8> = pieces.iter().flat_map(|(_, frame)| frame.iter().copied()).collect();
         connection.request::<PutChunks>(&named, payload.into()).await.map_err(|error| failed(&error))?;
@@ -166,7 +166,7 @@ impl PieceOrders {
             blocking(move || store.get(&digest)).await??
         } else {
             let connection =
-                self.links.connect(&place.address, place.key).await.map_err(|error| failed(&error))?;
+                self.links.benefactor(&place.address, place.key).await.map_err(|error| failed(&error))?;
             connection.request::<GetChunk>(digest, Bytes::new()).await.map_err(|error| failed(&error))?.1
         };
         open_frame(digest, &frame).map_err(|error| failed(&error))

@@ -33,7 +33,7 @@ const BLOCK: usize = 1 << 20;
 
 enum Item {
     /// Bytes that count against the memory budget.
-    Data(Bytes),
+    Data(BytesMut),
     /// A local file and its length; its bytes do not count against the budget yet.
     Spooled(File, u64),
     /// Chunks of an older version that follow in the stream.
@@ -79,7 +79,7 @@ impl ChunkPipeline {
     }
 
     /// Appends bytes, waiting for memory.
-    pub(super) fn data(&self, data: Bytes) -> Result<()> {
+    pub(super) fn data(&self, data: BytesMut) -> Result<()> {
         self.session.budget.take(data.len(), || self.session.failure().is_some());
         match self.session.failure() {
             Some(error) => Err(error),
@@ -145,15 +145,23 @@ impl Chunker {
         }
     }
 
-    /// Appends bytes to those left over before. Chunks inside one block are not copied.
-    fn take(&mut self, mut data: Bytes) {
-        let longest = self.chunking.longest();
-        while self.buffer.is_empty() && data.len() >= longest {
-            let length = self.chunking.cut(&data);
-            let chunk = data.split_to(length);
-            self.add(chunk);
+    /// Appends bytes to those left over before. They are joined without a copy if they follow them in memory;
+    /// else only the chunks that begin in what was left over are copied.
+    fn take(&mut self, mut data: BytesMut) {
+        let (longest, left) = (self.chunking.longest(), self.buffer.len());
+        if left == 0 || self.buffer.as_ptr_range().end == data.as_ptr() {
+            self.buffer.unsplit(data);
+        } else {
+            // Enough to tell the end of every chunk that begins there.
+            self.buffer.extend_from_slice(&data[..data.len().min(longest)]);
+            let mut cut = 0;
+            while cut < left && self.buffer.len() >= longest {
+                cut += self.chunk();
+            }
+            if cut >= left {
+                self.buffer = data.split_off(cut - left);
+            }
         }
-        self.buffer.extend_from_slice(&data);
         while self.buffer.len() >= longest {
             self.chunk();
         }
@@ -162,19 +170,21 @@ impl Chunker {
     fn read(&mut self, file: &File, length: u64) -> Result<()> {
         let mut at = 0;
         while at < length && self.session.failure().is_none() {
-            let mut block = vec![0; BLOCK.min((length - at) as usize)];
+            let mut block = BytesMut::zeroed(BLOCK.min((length - at) as usize));
             file.read_exact_at(&mut block, at).map_err(PoolError::local("read what was written locally"))?;
             self.session.budget.take(block.len(), || self.session.failure().is_some());
             at += block.len() as u64;
-            self.take(block.into());
+            self.take(block);
         }
         Ok(())
     }
 
-    fn chunk(&mut self) {
+    /// Cuts off a chunk and returns its length.
+    fn chunk(&mut self) -> usize {
         let length = self.chunking.cut(&self.buffer);
         let chunk = self.buffer.split_to(length).freeze();
         self.add(chunk);
+        length
     }
 
     /// Counts a chunk. A file that no commit could take is refused while it is written, not at its end.

@@ -18,6 +18,7 @@ mod reader_session;
 mod rename;
 mod shards;
 mod spool;
+mod stream_memory;
 mod stripe;
 mod write_file;
 mod write_session;

@@ -15,6 +15,7 @@ use super::{
     chunk_pipeline::ChunkPipeline,
     map_seal::{self, Sealed},
     spool::{self, ClosedFile, LeftFile, LocalFile},
+    stream_memory::StreamMemory,
     write_session::WriteSession,
 };
 use crate::{
@@ -81,6 +82,7 @@ struct Inner {
     /// End of the stream; bytes after `mapped` are being sent.
     streamed: u64,
     pipeline: Option<ChunkPipeline>,
+    memory: StreamMemory,
     /// The growing local file of the write mode.
     local: Option<LocalFile>,
     /// The file in the spool folder, if it was closed and is not committed yet.
@@ -133,6 +135,7 @@ impl WriteFile {
             mapped,
             streamed: mapped,
             pipeline: None,
+            memory: StreamMemory::default(),
             local: None,
             closed: None,
             dirty: ByteRanges::default(),
@@ -220,13 +223,9 @@ impl WriteFile {
             self.drain(inner)?;
             let over = (inner.streamed.min(end) - offset) as usize;
             self.overwrite(inner, offset, &data[..over])?;
-            return if over < data.len() {
-                self.append(inner, Bytes::copy_from_slice(&data[over..]))
-            } else {
-                Ok(())
-            };
+            return if over < data.len() { self.append(inner, &data[over..]) } else { Ok(()) };
         }
-        self.append(inner, Bytes::copy_from_slice(data))
+        self.append(inner, data)
     }
 
     /// Appends chunks of an older version without reading or sending them. If they no longer exist at the
@@ -269,10 +268,10 @@ impl WriteFile {
         if size - inner.streamed > LONGEST_HOLE {
             return Err(PoolError::local("write so long a hole")(io::ErrorKind::FileTooLarge.into()));
         }
-        let zeros = Bytes::from(vec![0; BLOCK]);
+        let zeros = vec![0; BLOCK];
         while inner.streamed < size {
             let length = (size - inner.streamed).min(BLOCK as u64) as usize;
-            self.append(inner, zeros.slice(..length))?;
+            self.append(inner, &zeros[..length])?;
         }
         Ok(())
     }
@@ -294,10 +293,11 @@ impl WriteFile {
         inner.pipeline.as_ref().ok_or(PoolError::Abandoned)
     }
 
-    fn append(&self, inner: &mut Inner, data: Bytes) -> Result<()> {
+    fn append(&self, inner: &mut Inner, data: &[u8]) -> Result<()> {
         let length = data.len() as u64;
         let limit = match self.options.mode {
             WriteMode::SlidingWindow => {
+                let data = inner.memory.copy(data);
                 self.pipeline(inner)?.data(data)?;
                 inner.streamed += length;
                 return Ok(());
@@ -309,7 +309,7 @@ impl WriteFile {
             Some(local) => local,
             none => none.insert(LocalFile::create(&self.options.spool)?),
         };
-        local.append(&data)?;
+        local.append(data)?;
         let is_full = local.length >= limit;
         inner.streamed += length;
         if is_full { self.send_local(inner) } else { Ok(()) }
@@ -386,7 +386,7 @@ impl WriteFile {
         inner.pieces.truncate(count);
         inner.dirty.cut(kept);
         (inner.mapped, inner.streamed) = (kept, kept);
-        if rest.is_empty() { Ok(()) } else { self.append(inner, rest) }
+        if rest.is_empty() { Ok(()) } else { self.append(inner, &rest) }
     }
 
     /// Makes the written data durable, but not visible; blocks.
@@ -525,6 +525,7 @@ impl WriteFile {
         while at < range.end {
             let end = range.end.min(at + BLOCK as u64);
             let bytes = self.read_drained(inner, at..end)?;
+            let bytes = inner.memory.copy(&bytes);
             self.pipeline(inner)?.data(bytes)?;
             at = end;
         }

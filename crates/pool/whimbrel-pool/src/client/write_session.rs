@@ -241,7 +241,7 @@ impl WriteSession {
     async fn send(&self, new: Batch) -> Result<()> {
         let encoded = tokio::task::spawn_blocking(move || encode(new)).await;
         let (written, payload) = encoded.map_err(|_| PoolError::Abandoned)??;
-        self.reserve_more(payload.len() as u64).await?;
+        self.reserve_more(payload.length).await?;
         let header: Vec<(Digest, u32)> = written.iter().map(|chunk| (chunk.digest, chunk.stored)).collect();
         let places = self.put(&header, payload).await?;
         let with_places = written.into_iter().map(|chunk| WrittenChunk { places: places.clone(), ..chunk });
@@ -281,10 +281,10 @@ impl WriteSession {
     }
 
     /// Sends frames to as many benefactors as copies are required, or exist; returns those that took them.
-    async fn put(&self, header: &[(Digest, u32)], payload: Bytes) -> Result<Vec<BenefactorId>> {
+    async fn put(&self, header: &[(Digest, u32)], payload: Frames) -> Result<Vec<BenefactorId>> {
         let (mut have, mut tried, mut asked) = (Vec::new(), Vec::new(), false);
         while have.len() < self.copies {
-            match self.choose(payload.len() as u64, self.copies - have.len(), &tried).await {
+            match self.choose(payload.length, self.copies - have.len(), &tried).await {
                 StripeChoice::Places(places) => {
                     tried.extend(places.iter().map(|place| place.id));
                     have.extend(self.put_to(places, header, &payload).await);
@@ -323,21 +323,21 @@ impl WriteSession {
         &self,
         places: Vec<BenefactorAddress>,
         header: &[(Digest, u32)],
-        payload: &Bytes,
+        payload: &Frames,
     ) -> Vec<BenefactorId> {
         let mut puts = JoinSet::new();
         for place in places {
-            let (pool, header, payload) = (self.pool.clone(), header.to_vec(), payload.clone());
+            let (pool, header, parts) = (self.pool.clone(), header.to_vec(), payload.parts.clone());
             puts.spawn(async move {
                 let id = place.id;
-                let call = pool.call_benefactor::<PutChunks>(&place, &header, payload);
+                let call = pool.call_benefactor_with::<PutChunks>(&place, &header, Bytes::new(), parts);
                 (id, call.await)
             });
         }
         let mut taken = Vec::new();
         while let Some(done) = puts.join_next().await {
             let Ok((id, put)) = done else { continue };
-            lock(&self.stripe).done(id, payload.len() as u64);
+            lock(&self.stripe).done(id, payload.length);
             match put {
                 Ok(_) => taken.push(id),
                 Err(error) => self.exclude(id, error),
@@ -454,11 +454,22 @@ impl Pool {
         header: &C::Header,
         payload: Bytes,
     ) -> Result<(C::Reply, Bytes)> {
+        self.call_benefactor_with::<C>(place, header, payload, Vec::new()).await
+    }
+
+    /// Does what [`Pool::call_benefactor`] does with a payload that lies in several places.
+    async fn call_benefactor_with<C: whimbrel_wire::Call>(
+        &self,
+        place: &BenefactorAddress,
+        header: &C::Header,
+        payload: Bytes,
+        rest: Vec<Bytes>,
+    ) -> Result<(C::Reply, Bytes)> {
         let patience = self.inner.options.benefactor_timeout;
         let call = async {
-            let connection = self.inner.links.connect(&place.address, place.key).await;
+            let connection = self.inner.links.benefactor(&place.address, place.key).await;
             let connection = connection.map_err(|error| PoolError::unreached(place, error))?;
-            Ok(connection.request::<C>(header, payload).await?)
+            Ok(connection.request_of_parts::<C>(header, payload, rest).await?)
         };
         tokio::time::timeout(patience, call).await.unwrap_or_else(|_| {
             let slow = std::io::Error::from(std::io::ErrorKind::TimedOut);
@@ -467,23 +478,34 @@ impl Pool {
     }
 }
 
-fn encode(new: Batch) -> Result<(Vec<WrittenChunk>, Bytes)> {
+/// Frames of a batch; a copy of this has the same bytes.
+#[derive(Clone)]
+struct Frames {
+    parts: Vec<Bytes>,
+    length: u64,
+}
+
+fn encode(new: Batch) -> Result<(Vec<WrittenChunk>, Frames)> {
     let mut encoder = Encoder::new(LEVEL);
-    let mut payload = Vec::with_capacity(new.iter().map(|chunk| chunk.bytes.len() + 64).sum());
+    let (mut parts, mut gathered, mut before) = (Vec::new(), Vec::new(), 0);
     let mut written = Vec::with_capacity(new.len());
     let invalid = |_| PoolError::Answer { what: "chunk" };
     for NewChunk { digest, length, bytes } in new {
-        let before = payload.len();
+        let begin = before + gathered.len();
         if shrinks(&mut encoder, &bytes) {
-            let frame = encoder.encode(Kind::Blob, &bytes, &[bytes.len()]).map_err(invalid)?;
-            payload.extend_from_slice(&frame);
+            gathered.extend(encoder.encode(Kind::Blob, &bytes, &[bytes.len()]).map_err(invalid)?);
         } else {
-            Encoder::store(Kind::Blob, &bytes, &[bytes.len()], &mut payload).map_err(invalid)?;
+            // What is long and does not shrink stays where it is.
+            Encoder::store_head(Kind::Blob, &bytes, &[bytes.len()], &mut gathered).map_err(invalid)?;
+            before += gathered.len() + bytes.len();
+            parts.extend([std::mem::take(&mut gathered).into(), bytes]);
         }
-        let stored = (payload.len() - before) as u32;
+        let stored = (before + gathered.len() - begin) as u32;
         written.push(WrittenChunk { digest, length, stored, places: Vec::new() });
     }
-    Ok((written, payload.into()))
+    let length = (before + gathered.len()) as u64;
+    parts.push(gathered.into());
+    Ok((written, Frames { parts, length }))
 }
 
 /// Whether compression pays, by samples from start, middle and end; always for a short chunk.

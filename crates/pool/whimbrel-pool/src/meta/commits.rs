@@ -16,7 +16,7 @@ use crate::{
     meta::{MetaError, Result, reference_counts},
     protocol::{ChunkId, Commit, Node, NodeId},
 };
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use whimbrel_wire::PublicKey;
 
 /// A commit that waits for its transaction.
@@ -264,57 +264,111 @@ async fn count_chunks(tx: &mut Tx<'_>, all: &[Work<'_>]) -> Result<()> {
         // No benefactor leaves with a copy that is counted here; SQLite has one writer.
         query("SELECT id FROM benefactor FOR KEY SHARE").fetch_all(&mut *tx).await?;
     }
+    let mut users: BTreeMap<ChunkId, NewUsers> = BTreeMap::new();
+    let mut pieces_needed = Vec::new();
     for one in all.iter().filter(|one| one.is_open()) {
-        count_chunks_of(tx, one).await?;
-    }
-    Ok(())
-}
-
-async fn count_chunks_of(tx: &mut Tx<'_>, one: &Work<'_>) -> Result<()> {
-    let PendingCommit { commit, pieces, now, .. } = one.pending;
-    let lengths: HashMap<u64, u32> = pieces.iter().map(|piece| (piece.chunk, piece.length)).collect();
-    let base = &one.base.1;
-    if base.iter().any(|piece| lengths.get(&piece.chunk).is_some_and(|length| *length != piece.length)) {
-        return Err(MetaError::Invalid("a chunk of the map has another length than before"));
-    }
-    let (new, old) = (reference_counts::numbers(pieces), reference_counts::numbers(base));
-    let shared = reference_counts::both(&new, &old);
-    refuse_lost(tx, &shared).await?;
-    let mut pieces_needed = shared;
-    for (first, last) in reference_counts::runs(&reference_counts::without(&new, &old)) {
-        let taken = query(
-            "UPDATE chunk SET refs = refs + 1, want = CASE WHEN want < $3 AND coded = 0 THEN $3 ELSE want END
-             WHERE id BETWEEN $1 AND $2 AND doomed = 0 RETURNING id, length,
-                 (SELECT COUNT(*) FROM place JOIN benefactor ON benefactor.id = place.benefactor
-                  WHERE place.chunk = chunk.id AND benefactor.lost = 0), want, coded",
-        )
-        .bind(signed(first)?)
-        .bind(signed(last)?)
-        .bind(i64::from(commit.copies.max(1)))
-        .fetch_all(&mut *tx)
-        .await?;
-        if taken.len() as u64 != last - first + 1 {
-            return Err(MetaError::Gone);
+        let (commit, base) = (&one.pending.commit, &one.base.1);
+        let lengths = lengths(one.pending);
+        let changed =
+            |piece: &ChunkRef| lengths.get(&piece.chunk).is_some_and(|found| *found != piece.length);
+        if base.iter().any(changed) {
+            return Err(MetaError::Invalid(OTHER_LENGTH));
         }
-        let mut lacking = Vec::new();
-        for row in taken {
-            let (id, length) = (unsigned(row.try_get(0)?), row.try_get::<i64>(1)?);
-            let (copies, want, coded): (i64, i64, i64) = (row.try_get(2)?, row.try_get(3)?, row.try_get(4)?);
-            if lengths.get(&id).map(|length| i64::from(*length)) != Some(length) {
-                return Err(MetaError::Invalid("a chunk of the map has another length than before"));
-            }
-            match copies {
-                // The pieces are looked at together with those of the older version.
-                0 if coded > 0 => pieces_needed.push(id),
-                0 => return Err(MetaError::Gone),
-                _ if copies < want => lacking.push(id),
-                _ => {}
-            }
+        let (new, old) = (reference_counts::numbers(&one.pending.pieces), reference_counts::numbers(base));
+        for chunk in reference_counts::without(&new, &old) {
+            let users = users.entry(chunk).or_default();
+            users.count += 1;
+            users.copies = users.copies.max(i64::from(commit.copies.max(1)));
         }
-        chunks::queue(tx, &lacking, *now).await?;
+        pieces_needed.extend(reference_counts::both(&new, &old));
     }
     pieces_needed.sort_unstable();
+    pieces_needed.dedup();
+    refuse_lost(tx, &pieces_needed).await?;
+    let taken = add_users(tx, &users).await?;
+    for one in all.iter().filter(|one| one.is_open()) {
+        let other = |(chunk, length): (&u64, &u32)| {
+            taken.get(chunk).is_some_and(|taken| taken.length != i64::from(*length))
+        };
+        if lengths(one.pending).iter().any(other) {
+            return Err(MetaError::Invalid(OTHER_LENGTH));
+        }
+    }
+    let mut lacking = Vec::new();
+    for (chunk, Taken { copies, want, coded, .. }) in &taken {
+        match copies {
+            // The pieces are looked at together with those of the older version.
+            0 if *coded > 0 => pieces_needed.push(*chunk),
+            0 => return Err(MetaError::Gone),
+            _ if copies < want => lacking.push(*chunk),
+            _ => {}
+        }
+    }
+    let now = all.iter().map(|one| one.pending.now).max().unwrap_or(0);
+    chunks::queue(tx, &lacking, now).await?;
+    pieces_needed.sort_unstable();
+    pieces_needed.dedup();
     shards::refuse_lost(tx, &pieces_needed).await
+}
+
+const OTHER_LENGTH: &str = "a chunk of the map has another length than before";
+
+/// Versions of a batch that begin to use a chunk, and the copies that they require.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+struct NewUsers {
+    count: i64,
+    copies: i64,
+}
+
+/// A chunk whose new users are counted.
+struct Taken {
+    length: i64,
+    copies: i64,
+    want: i64,
+    coded: i64,
+}
+
+fn lengths(pending: &PendingCommit) -> HashMap<u64, u32> {
+    pending.pieces.iter().map(|piece| (piece.chunk, piece.length)).collect()
+}
+
+/// Chunks with the same new users, as ranges of their numbers.
+type UserRanges = Vec<(ChunkId, ChunkId, NewUsers)>;
+
+/// Counts new users of chunks, many with one statement. Fails if one of the chunks does not exist.
+///
+/// SQLite looks a range up as fast as a chunk. PostgreSQL would guess that each range is half a percent of
+/// the table and read all of it, so it gets each chunk for itself.
+async fn add_users(tx: &mut Tx<'_>, users: &BTreeMap<ChunkId, NewUsers>) -> Result<HashMap<ChunkId, Taken>> {
+    let (mut ranges, apart) = (UserRanges::new(), tx.is_postgres());
+    for (chunk, users) in users {
+        match ranges.last_mut() {
+            Some((_, last, same)) if !apart && *last + 1 == *chunk && same == users => *last = *chunk,
+            _ => ranges.push((*chunk, *chunk, *users)),
+        }
+    }
+    let condition = if apart { "id = low" } else { "id BETWEEN low AND high" };
+    let mut taken = HashMap::with_capacity(users.len());
+    for part in ranges.chunks(RANGES) {
+        let text = format!(
+            "WITH part (low, high, users, needed) AS (VALUES {})
+             UPDATE chunk SET refs = refs + users, want = CASE WHEN want < needed AND coded = 0 THEN needed ELSE want END
+             FROM part WHERE {condition} AND doomed = 0 RETURNING id, length,
+                 (SELECT COUNT(*) FROM place JOIN benefactor ON benefactor.id = place.benefactor
+                  WHERE place.chunk = chunk.id AND benefactor.lost = 0), want, coded",
+            typed_rows(1, part.len(), &["BIGINT"; 4])
+        );
+        let mut query = query(text);
+        for (low, high, users) in part {
+            query = query.bind(signed(*low)?).bind(signed(*high)?).bind(users.count).bind(users.copies);
+        }
+        for row in query.fetch_all(&mut *tx).await? {
+            let (length, copies) = (row.try_get(1)?, row.try_get(2)?);
+            let (want, coded) = (row.try_get(3)?, row.try_get(4)?);
+            taken.insert(unsigned(row.try_get(0)?), Taken { length, copies, want, coded });
+        }
+    }
+    if taken.len() == users.len() { Ok(taken) } else { Err(MetaError::Gone) }
 }
 
 /// Refuses chunks in use without any copy. These are queued for repair, so few rows are read.
@@ -338,13 +392,15 @@ async fn refuse_lost(tx: &mut Tx<'_>, chunks: &[ChunkId]) -> Result<()> {
     Ok(())
 }
 
-/// Reserves numbers; in PostgreSQL, a transaction that had them would make everybody wait.
-async fn reserve(tx: &mut Tx<'_>, apart: &Connections, name: &str, count: usize) -> Result<u64> {
+/// Reserves numbers of versions and nodes; in PostgreSQL, a transaction that had them would make everybody
+/// wait. That of its own need not be synced: the log is one, so whatever uses the numbers is synced with it.
+async fn reserve(tx: &mut Tx<'_>, apart: &Connections, versions: usize, nodes: usize) -> Result<(u64, u64)> {
     if !tx.is_postgres() {
-        return numbers(tx, name, count).await;
+        return Ok((numbers(tx, "version", versions).await?, numbers(tx, "node", nodes).await?));
     }
     let mut own = apart.begin().await?;
-    let first = numbers(&mut own, name, count).await?;
+    query("SET LOCAL synchronous_commit = off").execute(&mut own).await?;
+    let first = (numbers(&mut own, "version", versions).await?, numbers(&mut own, "node", nodes).await?);
     own.commit().await?;
     Ok(first)
 }
@@ -355,9 +411,8 @@ async fn insert(tx: &mut Tx<'_>, apart: &Connections, all: &mut [Work<'_>]) -> R
     if work.is_empty() {
         return Ok(());
     }
-    let first = reserve(tx, apart, "version", work.len()).await?;
     let new = work.iter().filter(|one| one.node.is_none()).count();
-    let first_node = if new > 0 { reserve(tx, apart, "node", new).await? } else { 0 };
+    let (first, first_node) = reserve(tx, apart, work.len(), new).await?;
     let mut nodes = Vec::with_capacity(work.len());
     let mut made = Vec::with_capacity(new);
     for (one, version) in work.iter().zip(first..) {

@@ -77,6 +77,22 @@ impl Database {
         self.meta.commit(&commit, pieces, &[], NOW).await
     }
 
+    /// Commits a new file in a task of its own.
+    fn send(
+        &self,
+        (session, number): (u64, u32),
+        name: &str,
+        chunks: &[u64],
+        copies: u8,
+    ) -> tokio::task::JoinHandle<crate::meta::Result<crate::protocol::Node>> {
+        let make = NewNode { parent: 1, name: name.into(), folder: false, mode: 0o644, uid: 0, gid: 0 };
+        let (size, node) = (chunks.len() as u64 * 10, None);
+        let commit = Commit { session, number, node, make, size, modified: 0, copies, sent: 0, base: 0 };
+        let piece = |chunk: &u64| ChunkRef { chunk: *chunk, length: 10, encrypted: false, digest: None };
+        let (meta, pieces) = (self.meta.clone(), chunks.iter().map(piece).collect());
+        tokio::spawn(async move { meta.commit(&commit, pieces, &[], NOW).await })
+    }
+
     async fn chunks(&self, session: u64, count: u64, places: &[BenefactorId]) -> Vec<u64> {
         let written = |n: u64| {
             let digest = Digest::of(&n.to_le_bytes());
@@ -433,15 +449,8 @@ async fn a_commit_that_fails_in_a_batch_fails_alone_and_takes_no_other_with_it()
     let before = meta.syncs_requested();
     // Nobody can begin a transaction until all are waiting.
     let held = meta.write.begin().await.unwrap();
-    let send = |session, number: u32, name: &str, chunks: &[u64]| {
-        let make = NewNode { parent: 1, name: name.into(), folder: false, mode: 0o644, uid: 0, gid: 0 };
-        let (size, copies, node) = (chunks.len() as u64 * 10, 1, None);
-        let commit = Commit { session, number, node, make, size, modified: 0, copies, sent: 0, base: 0 };
-        let piece = |chunk: &u64| ChunkRef { chunk: *chunk, length: 10, encrypted: false, digest: None };
-        let pieces = chunks.iter().map(piece).collect();
-        let meta = meta.clone();
-        tokio::spawn(async move { meta.commit(&commit, pieces, &[], NOW).await })
-    };
+    let send =
+        |session, number, name: &str, chunks: &[u64]| database.send((session, number), name, chunks, 1);
     let mut sent: Vec<_> = (1..=10).map(|n| send(session, n, &format!("f{n}"), &chunks[..3])).collect();
     sent.push(send(session, 11, "gone", &[chunks[0], 999_999]));
     sent.push(send(ended, 12, "over", &chunks[..1]));
@@ -467,4 +476,29 @@ async fn a_commit_that_fails_in_a_batch_fails_alone_and_takes_no_other_with_it()
     assert_eq!((old.size, meta.totals().await.unwrap().chunks), (10, 5));
     let shared = meta.syncs_requested() - before;
     assert!(shared < 8, "{shared} syncs for 15 commits");
+}
+
+#[tokio::test]
+async fn chunks_that_commits_of_a_batch_share_count_for_each_and_have_the_most_copies_of_all() {
+    let database = Database::new(2).await;
+    let meta = &database.meta;
+    let session = meta.start_session(&[], NOW).await.unwrap();
+    let chunks = database.chunks(session, 6, &[1, 2]).await;
+    let held = meta.write.begin().await.unwrap();
+    let sent = [(1, &chunks[..4], 1), (2, &chunks[..4], 1), (3, &chunks[2..], 2)];
+    let sent = sent.map(|(number, chunks, copies)| {
+        database.send((session, number), &format!("f{number}"), chunks, copies)
+    });
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    drop(held);
+    for one in sent {
+        one.await.unwrap().unwrap();
+    }
+    let rows =
+        super::driver::query("SELECT refs, want FROM chunk ORDER BY id").fetch_all(&meta.read).await.unwrap();
+    let found: Vec<(i64, i64)> =
+        rows.iter().map(|row| (row.try_get(0).unwrap(), row.try_get(1).unwrap())).collect();
+    assert_eq!(found, [(2, 1), (2, 1), (3, 2), (3, 2), (1, 2), (1, 2)]);
 }

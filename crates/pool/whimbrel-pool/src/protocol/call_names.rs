@@ -42,6 +42,7 @@ pub fn call_name(kind: u16) -> &'static str {
         GetChunks::KIND => "get-chunks",
         FlushChunks::KIND => "flush-chunks",
         CopyChunks::KIND => "copy-chunks",
+        InviteLocally::KIND => "invite-locally",
         RequestHeartbeat::KIND => "request-heartbeat",
         MakeBackup::KIND => "make-backup",
         ReadBackup::KIND => "read-backup",

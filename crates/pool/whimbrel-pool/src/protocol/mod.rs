@@ -27,7 +27,7 @@ pub use shards::{CodedChunk, CodedPiece, CodingOrder, MadePiece, RebuildOrder};
 use crate::{backup::BackupName, erasure::Coding, policy::Policy};
 use serde::{Deserialize, Serialize};
 use whimbrel_core::Digest;
-use whimbrel_wire::{Call, Code, Protocol, PublicKey, Version, range};
+use whimbrel_wire::{Call, Code, Invitation, Protocol, PublicKey, Version, range};
 
 /// Versions of these messages.
 pub const PROTOCOL: Protocol = Protocol {
@@ -570,6 +570,8 @@ call!(/// Manager to benefactor: cuts chunks into pieces and stores these. Paylo
     CodeChunks = 0x48, CodingOrder => Vec<Vec<MadePiece>>);
 call!(/// Manager to benefactor: makes a lost piece again and stores it.
     RebuildPiece = 0x49, RebuildOrder => ());
+call!(/// Asks for a ticket to the Unix socket of the benefactor, for members on the same host.
+    InviteLocally = 0x4a, () => Invitation);
 
 call!(/// Manager to benefactor: stores the next piece of a backup, which is the payload.
     PutBackup = 0x45, BackupPiece => ());

@@ -6,6 +6,7 @@ mod common;
 mod erasure;
 mod faults;
 mod groups;
+mod local;
 mod members;
 mod messages;
 mod mount;
