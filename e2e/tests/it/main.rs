@@ -12,6 +12,7 @@ mod cpu;
 mod encryption;
 mod evacuate;
 mod faults;
+mod firmware;
 mod flood;
 mod growth;
 mod guest_helper;

@@ -6,6 +6,7 @@ use crate::{
     error::CliError,
     first_boot::FirstBoot,
     machine_text, operation,
+    profile_arg::ProfileArg,
     settings_args::SettingsArgs,
 };
 use whimbrel_api::{
@@ -39,6 +40,9 @@ pub(crate) struct Args {
     /// Size of the guest memory
     #[arg(long, value_name = "SIZE", default_value = "1G")]
     memory: ByteSize,
+    /// Hardware: a PC with a BIOS, or with UEFI, or a micro machine [default: that of the image]
+    #[arg(long, value_name = "PROFILE")]
+    profile: Option<ProfileArg>,
     /// Number of virtual CPUs
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     cpus: u32,
@@ -79,6 +83,7 @@ impl Args {
             name: self.name,
             memory: Some(self.memory),
             cpus: Some(self.cpus),
+            profile: self.profile.map(Into::into),
             nics: Some(nics),
             append: None,
             disk_size: self.disk_size,

@@ -6,6 +6,7 @@ use crate::{
     error::CliError,
     first_boot::FirstBoot,
     machine_text,
+    profile_arg::ProfileArg,
     settings_args::SettingsArgs,
 };
 use std::path::PathBuf;
@@ -19,7 +20,9 @@ Examples:
   whimbrel run web --disk web.img --memory 1G --net lan0 --publish 8080:80
   whimbrel run vm --disk debian-12.raw --memory 1G --net lan0 -p 2222:22 --ssh-key ~/.ssh/id_ed25519.pub
   whimbrel run web --disk web.img --memory 1G --autostart --restart on-failure --label tier=front
-  whimbrel run tiny --memory 256M --kernel vmlinuz --initrd initrd.gz --append console=ttyS0";
+  whimbrel run tiny --memory 256M --kernel vmlinuz --initrd initrd.gz --append console=ttyS0
+  whimbrel run fast --profile micro --memory 128M --kernel vmlinux --initrd initrd --append console=ttyS0
+  whimbrel run desk --profile uefi --disk windows.raw --memory 4G --cpus 2 --net lan0";
 
 /// Create a machine and start it
 #[derive(Debug, clap::Args)]
@@ -33,6 +36,9 @@ pub(crate) struct Args {
     /// Size of the guest memory
     #[arg(long, value_name = "SIZE")]
     memory: ByteSize,
+    /// Hardware: a PC with a BIOS, or with UEFI, or a micro machine that starts a kernel at once
+    #[arg(long, value_name = "PROFILE", default_value = "default")]
+    profile: ProfileArg,
     /// Number of virtual CPUs
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     cpus: u32,
@@ -80,6 +86,7 @@ impl Args {
             name: self.name,
             disks: self.disks.into_iter().map(|disk| disk.0).collect(),
             memory: self.memory,
+            profile: self.profile.into(),
             cpus: self.cpus,
             cpu: self.cpu,
             kernel: self.kernel,
