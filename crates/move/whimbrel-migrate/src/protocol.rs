@@ -87,6 +87,8 @@ pub const COMMIT_OR_RETURN: u16 = 0x010b;
 
 /// Most bytes of a boot file in one message.
 pub const BOOT_FILE_RANGE_MAX: usize = 4 << 20;
+/// Most boot files of a machine: a kernel, its initial RAM disk, a firmware.
+pub const BOOT_FILES_MAX: usize = 3;
 /// Most bytes of a boot file.
 pub const BOOT_FILE_MAX: u64 = 1 << 30;
 /// Most bytes of device state.
