@@ -2,6 +2,7 @@
 
 mod adaptive;
 mod alignment;
+mod apply;
 mod balloon;
 mod bases;
 mod bases_live;

@@ -1,5 +1,6 @@
 //! `whimbrel launch`: creates a machine of an image, and all that the machine needs.
 
+use super::apply::Wanted;
 use crate::{
     argument_types::{NicArg, PortArg},
     context::Context,
@@ -10,7 +11,8 @@ use crate::{
     settings_args::SettingsArgs,
 };
 use whimbrel_api::{
-    CapsuleRef, DeriveRequest, ErrorCode, ImageName, ImagePullRequest, NetworkRequest, NicRequest,
+    CapsuleRef, DeriveRequest, ErrorCode, ImageName, ImagePullRequest, MachineInfo, NetworkRequest,
+    NicRequest,
 };
 use whimbrel_client::ClientError;
 use whimbrel_core::{ByteSize, MachineName};
@@ -64,6 +66,17 @@ pub(crate) struct Args {
 
 impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
+        context.output.result(&self.create(context).await?, |machine| {
+            format!("{}log in with `whimbrel ssh {}`\n", machine_text::sentence(machine), machine.name)
+        })
+    }
+
+    pub(crate) fn wanted(&self) -> Wanted {
+        let publish = self.publish.iter().map(|port| port.0).collect();
+        Wanted { memory: self.memory, cpus: self.cpus, publish, settings: self.settings.settings() }
+    }
+
+    pub(crate) async fn create(self, context: &Context) -> Result<MachineInfo, CliError> {
         let cloud_init = self.first_boot.cloud_init_with_own_keys()?;
         if cloud_init.ssh_keys.is_empty() && cloud_init.user_data.is_none() {
             let note = "note: no SSH key in ~/.ssh: without --ssh-key or --user-data nobody can log in";
@@ -91,10 +104,7 @@ impl Args {
             publish: self.publish.into_iter().map(|port| port.0).collect(),
             settings: self.settings.settings(),
         };
-        let machine = context.client.derive(&request).await?;
-        context.output.result(&machine, |machine| {
-            format!("{}log in with `whimbrel ssh {}`\n", machine_text::sentence(machine), machine.name)
-        })
+        Ok(context.client.derive(&request).await?)
     }
 }
 

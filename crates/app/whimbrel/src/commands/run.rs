@@ -1,5 +1,6 @@
 //! `whimbrel run`: creates a machine and starts it.
 
+use super::apply::Wanted;
 use crate::{
     argument_types::{AccelArg, DiskArg, GuestRequestArg, NicArg, PortArg, absolute},
     context::Context,
@@ -10,7 +11,7 @@ use crate::{
     settings_args::SettingsArgs,
 };
 use std::path::PathBuf;
-use whimbrel_api::RunRequest;
+use whimbrel_api::{MachineInfo, RunRequest};
 use whimbrel_core::{Accel, ByteSize, MachineName};
 
 const EXAMPLES: &str = "\
@@ -75,8 +76,16 @@ pub(crate) struct Args {
 
 impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
-        let machine = context.client.run(&self.request()?).await?;
-        context.output.result(&machine, machine_text::sentence)
+        context.output.result(&self.create(context).await?, machine_text::sentence)
+    }
+
+    pub(crate) async fn create(self, context: &Context) -> Result<MachineInfo, CliError> {
+        Ok(context.client.run(&self.request()?).await?)
+    }
+
+    pub(crate) fn wanted(&self) -> Wanted {
+        let publish = self.publish.iter().map(|port| port.0).collect();
+        Wanted { memory: self.memory, cpus: self.cpus, publish, settings: self.settings.settings() }
     }
 
     fn request(self) -> Result<RunRequest, CliError> {
