@@ -189,6 +189,11 @@ impl LaunchSpec {
             args.option("-device", format!("virtserialport,{port}"));
         }
         args.option("-device", "pvpanic,id=panic0");
+        if self.config.firmware == Firmware::Micro {
+            // The loader stops at the generation id: its table needs a command of ACPI's loader that qboot
+            // does not have.
+            return;
+        }
         let guid = self.vmgenid.map_or_else(|| "auto".to_owned(), |guid| guid.to_string());
         args.option("-device", format!("vmgenid,id=vmgenid0,guid={guid}"));
     }
@@ -284,6 +289,25 @@ mod tests {
         );
         let new = ports(true);
         assert!(new.len() == 4 && new[1].contains("max_ports=3") && new[3].contains("nr=2"), "{new:?}");
+    }
+
+    #[test]
+    fn variables_are_flash_memory_and_no_disk_and_the_loader_meets_no_generation_id() {
+        let words = |firmware, path: Option<&str>| {
+            let mut spec = spec();
+            (spec.config.firmware, spec.firmware) = (firmware, path.map(Into::into));
+            spec.argv().map(|words| words.iter().map(|word| word.to_string_lossy().into_owned()).collect())
+        };
+        let has = |words: &Vec<String>, part: &str| words.iter().any(|word| word.contains(part));
+        let uefi = |variables| {
+            Firmware::Uefi(whimbrel_core::Uefi { code: whimbrel_core::Digest::of(b""), variables })
+        };
+        let flash: Vec<String> = words(uefi(0), Some("/code")).unwrap();
+        assert!(has(&flash, "pflash0=uefi-code,pflash1=disk0") && has(&flash, "read-only=on"), "{flash:?}");
+        assert!(!has(&flash, "virtio-blk-pci") && has(&flash, "vmgenid"), "{flash:?}");
+        let micro = words(Firmware::Micro, None).unwrap();
+        assert!(has(&micro, KERNEL_LOADER) && !has(&micro, "vmgenid"), "{micro:?}");
+        assert!(words(uefi(1), Some("/code")).is_err() && words(uefi(0), None).is_err());
     }
 
     #[test]
