@@ -3,14 +3,11 @@
 use clap::ValueEnum;
 use whimbrel_api::Profile;
 
-/// Hardware of a machine.
+/// Hardware of a machine. The help says what each is: one text for each would make all help texts long.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub(crate) enum ProfileArg {
-    /// PC with a BIOS; boots disks and kernels
     Default,
-    /// PC with UEFI, whose variables are a disk of the machine
     Uefi,
-    /// No BIOS and no old devices; starts the kernel of --kernel
     Micro,
 }
 
