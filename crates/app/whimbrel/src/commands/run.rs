@@ -23,7 +23,7 @@ Examples:
   whimbrel run web --disk web.img --memory 1G --autostart --restart on-failure --label tier=front
   whimbrel run tiny --memory 256M --kernel vmlinuz --initrd initrd.gz --append console=ttyS0
   whimbrel run fast --profile micro --memory 128M --kernel vmlinux --initrd initrd --append console=ttyS0
-  whimbrel run desk --profile uefi --disk windows.raw --memory 4G --cpus 2 --net lan0";
+  whimbrel run desk --profile uefi --disk desk.raw --memory 4G --cpus 2 --net lan0";
 
 /// Create a machine and start it
 #[derive(Debug, clap::Args)]
