@@ -46,6 +46,16 @@ pub(super) const EXPERIMENTS: &[Experiment] = &[
         run: super::smp::migrate,
     },
     Experiment {
+        rows: &["micro.boot"],
+        about: "boot a small Linux without a BIOS, until its first program speaks",
+        run: super::profiles::micro,
+    },
+    Experiment {
+        rows: &["uefi.migrate"],
+        about: "move a guest with UEFI, beside one with a BIOS",
+        run: super::profiles::uefi,
+    },
+    Experiment {
         rows: &["clock"],
         about: "ask guests for the time after a hundred moves",
         run: super::clock::clock,

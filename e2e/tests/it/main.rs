@@ -2,6 +2,7 @@
 
 mod adaptive;
 mod alignment;
+mod apply;
 mod balloon;
 mod bases;
 mod bases_live;
@@ -12,6 +13,7 @@ mod cpu;
 mod encryption;
 mod evacuate;
 mod faults;
+mod firmware;
 mod flood;
 mod growth;
 mod guest_helper;

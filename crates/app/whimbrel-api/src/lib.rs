@@ -23,6 +23,7 @@ mod lineage;
 mod machine;
 mod migration;
 mod network;
+mod new_machine;
 mod openapi;
 mod openapi_errors;
 mod openapi_examples;
@@ -57,16 +58,17 @@ pub use lineage::{
     PromoteReport, PromoteRequest, RefRights, RefVersion, Tagged,
 };
 pub use machine::{
-    BalloonRequest, BalloonTarget, CheckpointRequest, CloneNetwork, CloneRequest, CloudInit, DiskInfo,
-    DiskSource, HandoverDecision, MachineInfo, MachineState, MigrateMode, MigrateRequest, MoveNetwork,
-    NicInfo, NicRequest, ResolveRequest, ResumeMode, ResumeRequest, RewindRequest, RunRequest, StopMode,
-    StopRequest, SuspendRequest, TunnelInfo, Uploads,
+    BalloonRequest, BalloonTarget, CheckpointRequest, CloneNetwork, CloneRequest, DiskInfo, DiskSource,
+    HandoverDecision, MachineInfo, MachineState, MigrateMode, MigrateRequest, MoveNetwork, NicInfo,
+    NicRequest, ResolveRequest, ResumeMode, ResumeRequest, RewindRequest, RunRequest, StopMode, StopRequest,
+    SuspendRequest, TunnelInfo, Uploads,
 };
 pub use migration::{DowntimeInfo, MigrationEnd, MigrationId, MigrationRecord, RoundsEnd};
 pub use network::{
     HostPort, NetworkAddress, NetworkInfo, NetworkRequest, PortProtocol, PortRequest, PortsRequest,
     PublishedPort,
 };
+pub use new_machine::{CloudInit, Profile};
 pub use openapi::{documented_calls, openapi, openapi_json};
 pub use operation::{
     CaptureReport, Damage, NetworkHandover, Operation, OperationId, OperationKind, OperationResult,

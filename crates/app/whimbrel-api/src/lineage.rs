@@ -1,6 +1,6 @@
 //! Lineage of capsules: derived machines, the tree of capsules, the history of refs, and outdated children.
 
-use crate::{CapsuleInfo, CapsuleRef, CloudInit, MachineSettings, NicRequest, PortRequest};
+use crate::{CapsuleInfo, CapsuleRef, CloudInit, MachineSettings, NicRequest, PortRequest, Profile};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use whimbrel_core::{ByteSize, CapsuleId, MachineName, RefName};
@@ -21,6 +21,9 @@ pub struct DeriveRequest {
     /// Number of virtual CPUs [default: that of the parent].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpus: Option<u32>,
+    /// Hardware [default: that of the parent].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profile: Option<Profile>,
     /// Network ports [default: those of the parent with new hardware addresses].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nics: Option<Vec<NicRequest>>,

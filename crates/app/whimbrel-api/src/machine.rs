@@ -1,7 +1,8 @@
 //! Machines: the description of one, and the requests that change one.
 
 use crate::{
-    CapsuleRef, MachineSettings, OperationId, ProtectionInfo, RestartInfo, SelfService, TakeoverInfo,
+    CapsuleRef, CloudInit, MachineSettings, OperationId, Profile, ProtectionInfo, RestartInfo, SelfService,
+    TakeoverInfo,
 };
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, net::IpAddr, path::PathBuf};
@@ -219,6 +220,9 @@ pub struct RunRequest {
     /// Size of the guest memory, a multiple of 1 MiB.
     #[schema(value_type = u64)]
     pub memory: ByteSize,
+    /// Hardware of the machine.
+    #[serde(default, skip_serializing_if = "Profile::is_default")]
+    pub profile: Profile,
     /// Number of virtual CPUs.
     #[serde(default = "one")]
     pub cpus: u32,
@@ -260,22 +264,6 @@ pub struct RunRequest {
 
 fn one() -> u32 {
     1
-}
-
-/// Settings that cloud-init reads at the first boot, from a disk of the machine's own. The host name is the
-/// machine's.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct CloudInit {
-    /// User data: `#cloud-config`, a script, or MIME parts.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub user_data: Option<String>,
-    /// Network configuration, version 1 or 2 [default: DHCP].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub network_config: Option<String>,
-    /// Public SSH keys that may log in as the image's own user.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub ssh_keys: Vec<String>,
 }
 
 /// File that a new disk starts from.

@@ -10,7 +10,7 @@ use crate::{
         cleanup::Cleanup,
         cloud_init,
         entry::Machine,
-        folder,
+        firmware, folder,
         prestarted_qemu::PrestartedQemus,
         record::{DiskBase, Phase, Record},
         registry::MachineRegistry,
@@ -210,9 +210,16 @@ impl Daemon {
         let qemu = self.qemu()?;
         let (mut disks, mut bases): (Vec<_>, Vec<_>) =
             request.disks.iter().map(disk_of).collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
+        let (boot, folder) = (self.boot_of(&request)?, self.directories.machine(&request.name));
+        let place = (disks.len(), &*folder);
+        let (firmware, variables) = self.firmware_of(request.profile, boot.as_ref(), place)?;
+        if let Some((disk, base)) = variables {
+            disks.push(disk);
+            bases.push(base);
+        }
         if let Some(wanted) = &request.cloud_init {
             cloud_init::check(wanted)?;
-            let (disk, base) = cloud_init::disk(&self.directories.machine(&request.name));
+            let (disk, base) = cloud_init::disk(&folder);
             disks.push(disk);
             bases.push(base);
         }
@@ -228,8 +235,9 @@ impl Daemon {
             accel,
             disks,
             nics: request.nics.iter().map(nic_of).collect(),
-            boot: self.boot_of(&request)?,
+            boot,
             agent_port: true,
+            firmware,
         };
         let mut record = Record::new(request.name.clone(), config, bases);
         record.self_service = request.self_service.clone();
@@ -265,7 +273,8 @@ impl Daemon {
     ) -> Result<RunningMachine, DaemonError> {
         folder::prepare(&self.directories, &record.name)?;
         let folder = self.directories.machine(&record.name);
-        let written = cloud_init.map_or(Ok(()), |wanted| cloud_init::write(&folder, &record.name, wanted));
+        let seed = |wanted| cloud_init::write(&folder, &record.name, wanted);
+        let written = firmware::write(&folder, record).and_then(|()| cloud_init.map_or(Ok(()), seed));
         written.and_then(|()| self.boot(record)).or_else(|error| {
             folder::delete(&self.directories, &record.name)?;
             Err(error)

@@ -12,7 +12,7 @@ pub(crate) const DEFAULT_SOCKET: &str = "/run/whimbrel/host.sock";
 const GROUPS: [(&str, &str); 10] = [
     (
         "Machines",
-        "launch run ssh ps top inspect console logs exec cp start stop set rename pause unpause balloon dirty-rate delete",
+        "launch run apply ssh ps top inspect console logs exec cp start stop set rename pause unpause balloon dirty-rate delete",
     ),
     (
         "Capsules",
@@ -163,6 +163,7 @@ macro_rules! calls {
 calls! {
     Launch(launch::Args),
     Run(run::Args),
+    Apply(apply::Args),
     Ssh(ssh::Args),
     Ps(ps::Args),
     Top(top::Args),

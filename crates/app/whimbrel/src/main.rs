@@ -22,6 +22,7 @@ mod metrics;
 mod migration_chart;
 mod operation;
 mod output;
+mod profile_arg;
 mod progress;
 mod protection_text;
 mod report;

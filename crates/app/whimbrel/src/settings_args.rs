@@ -25,13 +25,13 @@ pub(crate) struct SettingsArgs {
 }
 
 impl SettingsArgs {
-    pub(crate) fn settings(self) -> MachineSettings {
+    pub(crate) fn settings(&self) -> MachineSettings {
         let autostart = self.autostart.map(AutostartArg::On);
         MachineSettings {
             autostart: autostart_of(autostart, self.autostart_delay).unwrap_or_default(),
-            restart: self.restart.map(|restart| restart.0).unwrap_or_default(),
-            labels: self.labels.into_iter().map(|label| (label.0, label.1)).collect(),
-            note: self.note.unwrap_or_default(),
+            restart: self.restart.as_ref().map(|restart| restart.0).unwrap_or_default(),
+            labels: self.labels.iter().map(|label| (label.0.clone(), label.1.clone())).collect(),
+            note: self.note.clone().unwrap_or_default(),
         }
     }
 }

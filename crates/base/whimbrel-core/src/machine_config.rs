@@ -1,6 +1,6 @@
 //! Machine configuration. Every capsule contains it, so any host can build the machine again.
 
-use crate::{ByteSize, Digest};
+use crate::{ByteSize, Digest, Firmware};
 use serde::{Deserialize, Serialize};
 
 /// The configuration of a machine: what source and target must agree on, nothing about a host.
@@ -25,8 +25,11 @@ pub struct MachineConfig {
     pub boot: Option<Boot>,
     /// Whether the machine has a port for qemu-ga. Those of before it existed have none, and their device
     /// state loads only without it. Not in messages between hosts, whose form is fixed.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not", with = "agent_port")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not", with = "named_member")]
     pub agent_port: bool,
+    /// What starts the guest. Not in messages between hosts either.
+    #[serde(default, skip_serializing_if = "Firmware::is_bios", with = "named_member")]
+    pub firmware: Firmware,
 }
 
 impl MachineConfig {
@@ -42,28 +45,36 @@ impl MachineConfig {
             nics: Vec::new(),
             boot: None,
             agent_port: false,
+            firmware: Firmware::Bios,
         }
     }
 }
 
-/// The form of [`MachineConfig::agent_port`]: a member in JSON, and nothing in messages, where fields have no
-/// names and a new one would change the meaning of those after it. An offer says it in its own way.
-mod agent_port {
+/// The form of fields that came later: a member in JSON, and nothing in messages, where fields have no names
+/// and a new one would change the meaning of those after it. An offer says them in its own way.
+mod named_member {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
     /// Writes the member.
-    pub(super) fn serialize<S: Serializer>(has_port: &bool, serializer: S) -> Result<S::Ok, S::Error> {
+    pub(super) fn serialize<T: Serialize, S: Serializer>(
+        value: &T,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
         match serializer.is_human_readable() {
-            true => has_port.serialize(serializer),
+            true => value.serialize(serializer),
             false => ().serialize(serializer),
         }
     }
 
     /// Reads the member.
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+    pub(super) fn deserialize<'de, T, D>(deserializer: D) -> Result<T, D::Error>
+    where
+        T: Deserialize<'de> + Default,
+        D: Deserializer<'de>,
+    {
         match deserializer.is_human_readable() {
-            true => bool::deserialize(deserializer),
-            false => Ok(false),
+            true => T::deserialize(deserializer),
+            false => Ok(T::default()),
         }
     }
 }
@@ -109,6 +120,14 @@ pub struct Boot {
 }
 
 impl MachineConfig {
+    /// Files that QEMU reads before the guest runs, which go wherever the machine goes: a kernel, its initial
+    /// RAM disk, a firmware.
+    pub fn boot_files(&self) -> impl Iterator<Item = Digest> + use<> {
+        let kernel = self.boot.as_ref().map(|boot| boot.kernel);
+        let initrd = self.boot.as_ref().and_then(|boot| boot.initrd);
+        [kernel, initrd, self.firmware.uefi().map(|uefi| uefi.code)].into_iter().flatten()
+    }
+
     /// Pages of guest memory.
     pub fn memory_pages(&self) -> u64 {
         self.memory.0 / crate::PAGE_SIZE as u64

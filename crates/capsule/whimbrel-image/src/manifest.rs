@@ -126,8 +126,7 @@ impl Manifest {
 
     /// Blobs that the manifest names: device state, prefetch list, boot files.
     pub fn blobs(&self) -> impl Iterator<Item = Digest> {
-        let boot = self.machine.boot.iter().flat_map(|boot| [Some(boot.kernel), boot.initrd]);
-        self.device.iter().copied().chain([self.working_set].into_iter().chain(boot).flatten())
+        self.device.iter().copied().chain(self.working_set).chain(self.machine.boot_files())
     }
 
     /// Canonical encoding; fails if it could not be decoded.

@@ -12,6 +12,7 @@ mod confinement;
 mod console;
 mod cpu_features;
 mod file_access;
+mod firmware;
 mod guest_agent;
 mod image;
 mod launch;
@@ -25,6 +26,7 @@ mod state;
 pub use console::{Console, ConsoleState, Ended, HeldOutputState, Subscription};
 pub use cpu_features::{common_cpu_features, cpu_model_of};
 pub use file_access::restricts_files;
+pub use firmware::{NoFirmware, UefiFiles, uefi_files};
 pub use guest_agent::{
     AgentAnswer, AnswerDecoder, ExecStatus, FileChunk, GuestInterface, QEMU_GA_PORT, QemuGa, QemuGaError,
     QemuGaSession, request, sync_request,

@@ -34,6 +34,10 @@ pub const PROTOCOL: Protocol = Protocol {
             number: AGENT_PORT_VERSION,
             reason: "machines have a port for qemu-ga, without which an older target cannot load the device state",
         },
+        Version {
+            number: FIRMWARE_VERSION,
+            reason: "machines have UEFI or no BIOS at all, and an older target would start none of them",
+        },
     ],
 };
 
@@ -43,6 +47,8 @@ pub const RETURN_VERSION: u16 = 3;
 pub const OFFLOADS_VERSION: u16 = 4;
 /// First version whose targets and standbys give machines a port for qemu-ga.
 pub const AGENT_PORT_VERSION: u16 = 5;
+/// First version whose targets and standbys start other firmware than a BIOS.
+pub const FIRMWARE_VERSION: u16 = 6;
 
 /// Offers a machine; header [`Offer`], reply [`Offered`].
 pub const OFFER: u16 = 0x0100;
@@ -81,6 +87,8 @@ pub const COMMIT_OR_RETURN: u16 = 0x010b;
 
 /// Most bytes of a boot file in one message.
 pub const BOOT_FILE_RANGE_MAX: usize = 4 << 20;
+/// Most boot files of a machine: a kernel, its initial RAM disk, a firmware.
+pub const BOOT_FILES_MAX: usize = 3;
 /// Most bytes of a boot file.
 pub const BOOT_FILE_MAX: u64 = 1 << 30;
 /// Most bytes of device state.
@@ -173,26 +181,31 @@ pub struct SharedFile {
     pub secret: [u8; 32],
 }
 
-/// The configuration in an offer. A port for qemu-ga is a suffix of the machine type, which no type of QEMU
-/// has: a target that does not know it refuses the offer, and the form is that of earlier versions.
+/// The configuration in an offer. A port for qemu-ga and a firmware are suffixes of the machine type, which no
+/// type of QEMU has: a target that does not know one refuses the offer, and the form is that of earlier
+/// versions.
 mod offered_config {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
-    use whimbrel_core::MachineConfig;
+    use whimbrel_core::{Firmware, MachineConfig};
 
     const AGENT_PORT: &str = "+agent";
 
     pub(super) fn serialize<S: Serializer>(config: &MachineConfig, to: S) -> Result<S::Ok, S::Error> {
-        if !config.agent_port {
-            return config.serialize(to);
-        }
-        let machine = format!("{}{AGENT_PORT}", config.machine);
-        MachineConfig { machine, agent_port: false, ..config.clone() }.serialize(to)
+        let firmware = config.firmware.word().map(|word| format!("+{word}")).unwrap_or_default();
+        let port = if config.agent_port { AGENT_PORT } else { "" };
+        let machine = format!("{}{firmware}{port}", config.machine);
+        MachineConfig { machine, agent_port: false, firmware: Firmware::Bios, ..config.clone() }.serialize(to)
     }
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<MachineConfig, D::Error> {
         let mut config = MachineConfig::deserialize(from)?;
         if let Some(machine) = config.machine.strip_suffix(AGENT_PORT) {
             (config.machine, config.agent_port) = (machine.to_owned(), true);
+        }
+        if let Some((machine, word)) = config.machine.split_once('+')
+            && let Some(firmware) = Firmware::of_word(word)
+        {
+            (config.machine, config.firmware) = (machine.to_owned(), firmware);
         }
         Ok(config)
     }

@@ -405,7 +405,9 @@ fn check_offer(offer: &Offer) -> Result<(), TargetError> {
     if arrays.len() > protocol::ARRAYS_MAX || arrays != expected {
         return Err(TargetError::Invalid { what: "arrays that do not match the machine's configuration" });
     }
-    if offer.blobs.len() > 2 || offer.blobs.iter().any(|(_, size)| *size > protocol::BOOT_FILE_MAX) {
+    if offer.blobs.len() > protocol::BOOT_FILES_MAX
+        || offer.blobs.iter().any(|(_, size)| *size > protocol::BOOT_FILE_MAX)
+    {
         return Err(TargetError::Invalid { what: "too many or too large boot files" });
     }
     if offer

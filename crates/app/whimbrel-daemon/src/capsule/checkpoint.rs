@@ -263,7 +263,7 @@ impl Daemon {
         let parts = device_state.into_iter().filter(|part| !part.is_empty());
         let device = parts.map(|part| writer.put_blob(part)).collect::<Result<_, _>>().map_err(&write)?;
         labels.extend(self.lineage_label(record));
-        for digest in record.config.boot.iter().flat_map(|boot| [Some(boot.kernel), boot.initrd]).flatten() {
+        for digest in record.config.boot_files() {
             if self.store.has(&[digest]) != [true] {
                 let path = self.directories.boot_file(&digest);
                 let content =

@@ -16,8 +16,8 @@ use crate::{
 };
 use std::sync::Arc;
 use whimbrel_alignment::PageAlignment;
-use whimbrel_api::{DeriveRequest, MachineInfo, NicRequest};
-use whimbrel_core::{ByteSize, CapsuleId, DiskConfig, MachineConfig, NicConfig, PAGE_SIZE};
+use whimbrel_api::{DeriveRequest, MachineInfo, NicRequest, Profile};
+use whimbrel_core::{ByteSize, CapsuleId, DiskConfig, Firmware, MachineConfig, NicConfig, PAGE_SIZE};
 use whimbrel_image::{ImageRef, Manifest};
 use whimbrel_store::StoredDisk;
 
@@ -32,6 +32,7 @@ struct DerivedDisks {
     sizes: Vec<DiskConfig>,
     bases: Vec<DiskBase>,
     images: Vec<ImageRef>,
+    firmware: Firmware,
 }
 
 impl Daemon {
@@ -44,6 +45,7 @@ impl Daemon {
         let use_it = refs::store_error("use the capsule");
         let _whole = self.store.pin(&capsule).map_err(&use_it)?;
         let mut config = derived_config(&manifest, &request)?;
+        check_profile(&config.firmware, request.profile)?;
         let ports: Vec<_> = config.nics.iter().map(port_of).collect();
         self.networks.check_ports(&request.publish, &ports)?;
         request.cloud_init.as_ref().map_or(Ok(()), cloud_init::check)?;
@@ -52,7 +54,7 @@ impl Daemon {
         let (capsule, manifest) = self.grown((capsule, manifest), request.disk_size)?;
         let _grown = self.store.pin(&capsule).map_err(&use_it)?;
         let disks = self.derived_disks((capsule, &manifest), &request)?;
-        config.disks = disks.sizes;
+        (config.disks, config.firmware) = (disks.sizes, disks.firmware);
         let mut record = Record::new(request.name.clone(), config, disks.bases);
         record.origin = Some(capsule);
         record.settings = request.settings;
@@ -82,11 +84,21 @@ impl Daemon {
                 images.retain(|image| image.name != old);
                 drop((sizes.pop(), bases.pop()));
             }
-            let (disk, base) = cloud_init::disk(&self.directories.machine(&request.name));
+        }
+        let folder = self.directories.machine(&request.name);
+        let (mut firmware, mut more) = (manifest.machine.firmware, None);
+        if firmware.uefi().is_none()
+            && let Some(profile) = request.profile
+        {
+            let boot = manifest.machine.boot.as_ref();
+            (firmware, more) = self.firmware_of(profile, boot, (sizes.len(), &folder))?;
+        }
+        let seed = request.cloud_init.as_ref().map(|_| cloud_init::disk(&folder));
+        for (disk, base) in more.into_iter().chain(seed) {
             sizes.push(disk);
             bases.push(base);
         }
-        Ok(DerivedDisks { sizes, bases, images })
+        Ok(DerivedDisks { sizes, bases, images, firmware })
     }
 
     /// Name of the capsule's seed disk, if its last disk is one.
@@ -186,6 +198,17 @@ fn derived_config(manifest: &Manifest, request: &DeriveRequest) -> Result<Machin
         (_, None) => {}
     }
     Ok(config)
+}
+
+/// Whether a machine whose parent has this firmware can have the hardware of a profile.
+fn check_profile(parent: &Firmware, profile: Option<Profile>) -> Result<(), DaemonError> {
+    match (parent, profile) {
+        (Firmware::Uefi(_), Some(Profile::Default | Profile::Micro)) => {
+            let reason = "the capsule is of a machine with UEFI, and so is one that is made of it: leave out --profile";
+            Err(DaemonError::invalid(reason))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// A port like this one, with another address.

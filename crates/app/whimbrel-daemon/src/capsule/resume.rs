@@ -335,10 +335,9 @@ impl Core {
         }
     }
 
-    /// Writes kernels and initial RAM disks to files, since QEMU reads them by name.
+    /// Writes boot files to the disk, since QEMU reads them by name.
     pub(crate) fn materialize_boot_files(&self, manifest: &Manifest) -> Result<(), DaemonError> {
-        let Some(boot) = &manifest.machine.boot else { return Ok(()) };
-        for digest in [Some(boot.kernel), boot.initrd].into_iter().flatten() {
+        for digest in manifest.machine.boot_files() {
             if !self.directories.boot_file(&digest).exists() {
                 let content = self.store.blob(&digest).map_err(refs::store_error("read a boot file"))?;
                 self.write_boot_file(&digest, &content)?;

@@ -22,7 +22,7 @@ impl Core {
     }
 
     /// Copies a boot file to the boot directory, under its digest.
-    fn store_boot_file(&self, path: &Path) -> Result<Digest, DaemonError> {
+    pub(crate) fn store_boot_file(&self, path: &Path) -> Result<Digest, DaemonError> {
         let content = std::fs::read(path).map_err(|source| DaemonError::io("read", path, source))?;
         let digest = Digest::of(&content);
         self.write_boot_file(&digest, &content)?;

@@ -9,6 +9,7 @@ pub(crate) mod console;
 mod creation;
 mod dirty_sampling;
 pub(crate) mod entry;
+pub(crate) mod firmware;
 pub(crate) mod folder;
 pub(crate) mod machine_process;
 mod memory_room;

@@ -55,6 +55,7 @@ fn start_qemu(
         disks: slot.sockets(),
         kernel: boot.map(|boot| dirs.boot_file(&boot.kernel)),
         initrd: boot.and_then(|boot| boot.initrd).map(|initrd| dirs.boot_file(&initrd)),
+        firmware: config.firmware.uefi().map(|uefi| dirs.boot_file(&uefi.code)),
         vmgenid: start.vmgenid,
         incoming: start.incoming,
         network: network_port::tap_devices(config.nics.len())?,

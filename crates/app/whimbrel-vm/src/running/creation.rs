@@ -20,9 +20,7 @@ const END_TIMEOUT: Duration = Duration::from_secs(30);
 impl RunningMachine {
     /// A new machine, before its first instruction.
     pub fn boot(setup: MachineSetup, memory: Reservation) -> Result<Self, RunningError> {
-        let start = LaunchOptions { incoming: false, vmgenid: None };
-        let warm = launch_new(&setup, memory, start)?;
-        MachineBuilder::new(setup, Overlay::New, None).complete(warm)?.with_prepared_state()
+        Self::boot_over(MachineBuilder::new(setup, Overlay::New, None), None, memory)
     }
 
     /// A machine that was switched off, before its first instruction, with the disks that it left.
@@ -31,8 +29,26 @@ impl RunningMachine {
         vmgenid: Option<Vmgenid>,
         memory: Reservation,
     ) -> Result<Self, RunningError> {
-        let warm = launch_new(&setup, memory, LaunchOptions { incoming: false, vmgenid })?;
-        MachineBuilder::new(setup, Overlay::Existing, None).complete(warm)?.with_prepared_state()
+        Self::boot_over(MachineBuilder::new(setup, Overlay::Existing, None), vmgenid, memory)
+    }
+
+    /// Opens the disks first: QEMU reads the variables of a firmware when it starts.
+    fn boot_over(
+        builder: MachineBuilder,
+        vmgenid: Option<Vmgenid>,
+        memory: Reservation,
+    ) -> Result<Self, RunningError> {
+        let MachineSetup { dirs, config, .. } = &builder.setup;
+        let slot = RuntimeDir::create(&dirs.qemu.runtime_dirs, config, memory)?;
+        let content = match builder.open_disks(&slot) {
+            Ok(content) => content,
+            Err(error) => {
+                slot.remove();
+                return Err(error);
+            }
+        };
+        let warm = launch(&dirs.qemu, config, slot, LaunchOptions { incoming: false, vmgenid })?;
+        builder.complete_with(warm, Ok(content))?.with_prepared_state()
     }
 
     /// The machine of a capsule; its memory is filled on demand. The caller loads its device state next.

@@ -49,6 +49,7 @@ impl Args {
             name: self.name,
             memory: self.memory,
             cpus: self.cpus,
+            profile: None,
             nics: (!nics.is_empty()).then_some(nics),
             append: self.append,
             disk_size: None,

@@ -1,15 +1,18 @@
 //! `whimbrel launch`: creates a machine of an image, and all that the machine needs.
 
+use super::apply::Wanted;
 use crate::{
     argument_types::{NicArg, PortArg},
     context::Context,
     error::CliError,
     first_boot::FirstBoot,
     machine_text, operation,
+    profile_arg::ProfileArg,
     settings_args::SettingsArgs,
 };
 use whimbrel_api::{
-    CapsuleRef, DeriveRequest, ErrorCode, ImageName, ImagePullRequest, NetworkRequest, NicRequest,
+    CapsuleRef, DeriveRequest, ErrorCode, ImageName, ImagePullRequest, MachineInfo, NetworkRequest,
+    NicRequest,
 };
 use whimbrel_client::ClientError;
 use whimbrel_core::{ByteSize, MachineName};
@@ -39,6 +42,9 @@ pub(crate) struct Args {
     /// Size of the guest memory
     #[arg(long, value_name = "SIZE", default_value = "1G")]
     memory: ByteSize,
+    /// Hardware: a PC with a BIOS, or with UEFI, or a micro machine [default: that of the image]
+    #[arg(long, value_name = "PROFILE")]
+    profile: Option<ProfileArg>,
     /// Number of virtual CPUs
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     cpus: u32,
@@ -60,6 +66,17 @@ pub(crate) struct Args {
 
 impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
+        context.output.result(&self.create(context).await?, |machine| {
+            format!("{}log in with `whimbrel ssh {}`\n", machine_text::sentence(machine), machine.name)
+        })
+    }
+
+    pub(crate) fn wanted(&self) -> Wanted {
+        let publish = self.publish.iter().map(|port| port.0).collect();
+        Wanted { memory: self.memory, cpus: self.cpus, publish, settings: self.settings.settings() }
+    }
+
+    pub(crate) async fn create(self, context: &Context) -> Result<MachineInfo, CliError> {
         let cloud_init = self.first_boot.cloud_init_with_own_keys()?;
         if cloud_init.ssh_keys.is_empty() && cloud_init.user_data.is_none() {
             let note = "note: no SSH key in ~/.ssh: without --ssh-key or --user-data nobody can log in";
@@ -79,6 +96,7 @@ impl Args {
             name: self.name,
             memory: Some(self.memory),
             cpus: Some(self.cpus),
+            profile: self.profile.map(Into::into),
             nics: Some(nics),
             append: None,
             disk_size: self.disk_size,
@@ -86,10 +104,7 @@ impl Args {
             publish: self.publish.into_iter().map(|port| port.0).collect(),
             settings: self.settings.settings(),
         };
-        let machine = context.client.derive(&request).await?;
-        context.output.result(&machine, |machine| {
-            format!("{}log in with `whimbrel ssh {}`\n", machine_text::sentence(machine), machine.name)
-        })
+        Ok(context.client.derive(&request).await?)
     }
 }
 

@@ -1,6 +1,7 @@
 //! Verbs of the command line, one file each, or several short ones in `short_verbs`: the arguments with their
 //! help, and the call of the daemon.
 
+pub(crate) mod apply;
 pub(crate) mod cache;
 pub(crate) mod checkpoint;
 pub(crate) mod clone;

@@ -1,15 +1,17 @@
 //! `whimbrel run`: creates a machine and starts it.
 
+use super::apply::Wanted;
 use crate::{
     argument_types::{AccelArg, DiskArg, GuestRequestArg, NicArg, PortArg, absolute},
     context::Context,
     error::CliError,
     first_boot::FirstBoot,
     machine_text,
+    profile_arg::ProfileArg,
     settings_args::SettingsArgs,
 };
 use std::path::PathBuf;
-use whimbrel_api::RunRequest;
+use whimbrel_api::{MachineInfo, RunRequest};
 use whimbrel_core::{Accel, ByteSize, MachineName};
 
 const EXAMPLES: &str = "\
@@ -19,7 +21,9 @@ Examples:
   whimbrel run web --disk web.img --memory 1G --net lan0 --publish 8080:80
   whimbrel run vm --disk debian-12.raw --memory 1G --net lan0 -p 2222:22 --ssh-key ~/.ssh/id_ed25519.pub
   whimbrel run web --disk web.img --memory 1G --autostart --restart on-failure --label tier=front
-  whimbrel run tiny --memory 256M --kernel vmlinuz --initrd initrd.gz --append console=ttyS0";
+  whimbrel run tiny --memory 256M --kernel vmlinuz --initrd initrd.gz --append console=ttyS0
+  whimbrel run fast --profile micro --memory 128M --kernel vmlinux --initrd initrd --append console=ttyS0
+  whimbrel run desk --profile uefi --disk desk.raw --memory 4G --cpus 2 --net lan0";
 
 /// Create a machine and start it
 #[derive(Debug, clap::Args)]
@@ -33,6 +37,9 @@ pub(crate) struct Args {
     /// Size of the guest memory
     #[arg(long, value_name = "SIZE")]
     memory: ByteSize,
+    /// Hardware: a PC with a BIOS, or with UEFI, or a micro machine that starts a kernel at once
+    #[arg(long, value_name = "PROFILE", default_value = "default")]
+    profile: ProfileArg,
     /// Number of virtual CPUs
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     cpus: u32,
@@ -69,8 +76,16 @@ pub(crate) struct Args {
 
 impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
-        let machine = context.client.run(&self.request()?).await?;
-        context.output.result(&machine, machine_text::sentence)
+        context.output.result(&self.create(context).await?, machine_text::sentence)
+    }
+
+    pub(crate) async fn create(self, context: &Context) -> Result<MachineInfo, CliError> {
+        Ok(context.client.run(&self.request()?).await?)
+    }
+
+    pub(crate) fn wanted(&self) -> Wanted {
+        let publish = self.publish.iter().map(|port| port.0).collect();
+        Wanted { memory: self.memory, cpus: self.cpus, publish, settings: self.settings.settings() }
     }
 
     fn request(self) -> Result<RunRequest, CliError> {
@@ -80,6 +95,7 @@ impl Args {
             name: self.name,
             disks: self.disks.into_iter().map(|disk| disk.0).collect(),
             memory: self.memory,
+            profile: self.profile.into(),
             cpus: self.cpus,
             cpu: self.cpu,
             kernel: self.kernel,

@@ -13,7 +13,7 @@ use std::{
     },
     path::Path,
 };
-use whimbrel_core::Accel;
+use whimbrel_core::{Accel, Firmware};
 
 /// Seconds for which a disk tries to reconnect to its NBD server while requests wait: the server is the
 /// daemon, which may restart.
@@ -27,6 +27,13 @@ const LEGACY: &str = "disable-modern=on,disable-legacy=off";
 const NO_FRAGMENTS: &str = "host_ufo=off,guest_ufo=off";
 /// System calls that QEMU gives up before the guest runs: none of what it does here needs them.
 const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
+/// Loader of machines without a BIOS: it knows no disk and no screen, and starts the kernel within
+/// milliseconds (github.com/bonzini/qboot). Comes with QEMU.
+const KERNEL_LOADER: &str = "qboot.rom";
+/// Parts of a PC that a guest with paravirtual devices does not use, and takes time to look for.
+const WITHOUT_PC_PARTS: &str = ",hpet=off,smm=off,sata=off,smbus=off,usb=off";
+/// Flash memory: the program of the firmware, and its variables, which are a disk to all but the guest.
+const CODE: &str = "uefi-code";
 const FIRST_NIC_SLOT: usize = 0x08;
 const FIRST_DISK_SLOT: usize = 0x10;
 
@@ -81,7 +88,8 @@ impl LaunchSpec {
         self.channels(&mut args);
         self.platform_devices(&mut args);
         (0..self.config.nics.len()).for_each(|index| self.nic(&mut args, index));
-        (0..self.disks.len()).for_each(|index| self.disk(&mut args, index));
+        let disks = (0..self.disks.len()).filter(|index| self.variables() != Some(*index));
+        disks.for_each(|index| self.disk(&mut args, index));
         // Paused, so that the caller can arm dirty tracking before the first instruction.
         args.flag("-S");
         if self.incoming {
@@ -103,7 +111,8 @@ impl LaunchSpec {
             Accel::Kvm => "kvm",
         };
         args.option("-accel", accel);
-        args.option("-machine", format!("{},memory-backend=ram0,vmport=off", config.machine));
+        let firmware = self.firmware(args);
+        args.option("-machine", format!("{},memory-backend=ram0,vmport=off{firmware}", config.machine));
         args.option("-cpu", &config.cpu);
         args.option("-smp", config.cpus.to_string());
         args.option("-m", format!("{mib}M"));
@@ -116,6 +125,23 @@ impl LaunchSpec {
         // A machine that is switched off stays, so that its end differs from a crash, and its disks can still
         // be saved. The reaction to a guest panic is left to the guest.
         args.option("-action", "shutdown=pause,panic=none");
+    }
+
+    /// Firmware of the machine; returns the options of the machine type for it.
+    fn firmware(&self, args: &mut Args) -> String {
+        match (&self.firmware, self.variables()) {
+            (Some(code), Some(variables)) => {
+                let node = Value::new(format!("driver=raw,node-name={CODE},read-only=on,file.driver=file,"));
+                args.value("-blockdev", node.text("file.filename=").path(code));
+                self.disk_node(args, variables);
+                format!(",pflash0={CODE},pflash1=disk{variables}")
+            }
+            _ if self.config.firmware == Firmware::Micro => {
+                args.option("-bios", KERNEL_LOADER);
+                WITHOUT_PC_PARTS.to_owned()
+            }
+            _ => String::new(),
+        }
     }
 
     fn boot(&self, args: &mut Args) {
@@ -163,6 +189,11 @@ impl LaunchSpec {
             args.option("-device", format!("virtserialport,{port}"));
         }
         args.option("-device", "pvpanic,id=panic0");
+        if self.config.firmware == Firmware::Micro {
+            // The loader stops at the generation id: its table needs a command of ACPI's loader that qboot
+            // does not have.
+            return;
+        }
         let guid = self.vmgenid.map_or_else(|| "auto".to_owned(), |guid| guid.to_string());
         args.option("-device", format!("vmgenid,id=vmgenid0,guid={guid}"));
     }
@@ -189,14 +220,20 @@ impl LaunchSpec {
         args.option("-device", device);
     }
 
-    fn disk(&self, args: &mut Args, index: usize) {
+    /// A disk as QEMU sees it, by the name of its id, without a device for the guest.
+    fn disk_node(&self, args: &mut Args, index: usize) {
         let id = format!("disk{index}");
-        let slot = FIRST_DISK_SLOT + index;
         let nbd = Value::new(format!("driver=nbd,node-name={id}-nbd,server.type=unix,server.path="));
         let rest = format!(",export=,reconnect-delay={RECONNECT_DELAY},cache.direct=on,discard=unmap");
         args.value("-blockdev", nbd.path(&self.disks[index]).text(rest));
         let raw = format!("driver=raw,node-name={id},file={id}-nbd,cache.direct=on,discard=unmap");
         args.option("-blockdev", raw);
+    }
+
+    fn disk(&self, args: &mut Args, index: usize) {
+        self.disk_node(args, index);
+        let id = format!("disk{index}");
+        let slot = FIRST_DISK_SLOT + index;
         // The guest never sees storage errors of the host: the machine pauses and its owner is notified.
         let errors = "werror=stop,rerror=stop";
         let boot = if self.kernel.is_none() { format!(",bootindex={index}") } else { String::new() };
@@ -224,6 +261,7 @@ mod tests {
             nics: vec![NicConfig { mac: "52:54:00:00:00:01".into(), bridge: None }],
             boot: None,
             agent_port: true,
+            firmware: Firmware::Bios,
         };
         let ram = RamBacking { path: "/ram,share=off".into(), sharing: Sharing::Shared };
         LaunchSpec { disks: vec!["/nbd".into()], ..LaunchSpec::new(config, "/slot", ram) }
@@ -251,6 +289,25 @@ mod tests {
         );
         let new = ports(true);
         assert!(new.len() == 4 && new[1].contains("max_ports=3") && new[3].contains("nr=2"), "{new:?}");
+    }
+
+    #[test]
+    fn variables_are_flash_memory_and_no_disk_and_the_loader_meets_no_generation_id() {
+        let words = |firmware, path: Option<&str>| {
+            let mut spec = spec();
+            (spec.config.firmware, spec.firmware) = (firmware, path.map(Into::into));
+            spec.argv().map(|words| words.iter().map(|word| word.to_string_lossy().into_owned()).collect())
+        };
+        let has = |words: &Vec<String>, part: &str| words.iter().any(|word| word.contains(part));
+        let uefi = |variables| {
+            Firmware::Uefi(whimbrel_core::Uefi { code: whimbrel_core::Digest::of(b""), variables })
+        };
+        let flash: Vec<String> = words(uefi(0), Some("/code")).unwrap();
+        assert!(has(&flash, "pflash0=uefi-code,pflash1=disk0") && has(&flash, "read-only=on"), "{flash:?}");
+        assert!(!has(&flash, "virtio-blk-pci") && has(&flash, "vmgenid"), "{flash:?}");
+        let micro = words(Firmware::Micro, None).unwrap();
+        assert!(has(&micro, KERNEL_LOADER) && !has(&micro, "vmgenid"), "{micro:?}");
+        assert!(words(uefi(1), Some("/code")).is_err() && words(uefi(0), None).is_err());
     }
 
     #[test]

@@ -16,7 +16,7 @@ use std::{
 
 /// Mode of templates, which the QEMU of every clone opens.
 const TEMPLATE_MODE: u32 = 0o660;
-/// Mode of kernels and initial RAM disks.
+/// Mode of kernels, initial RAM disks and firmware.
 const BOOT_FILE_MODE: u32 = 0o640;
 
 impl LaunchSpec {
@@ -43,7 +43,7 @@ impl LaunchSpec {
             Sharing::Shared => user.give(&self.ram.path)?,
             Sharing::Private => share_with_machines(&self.ram.path, TEMPLATE_MODE)?,
         }
-        for file in self.kernel.iter().chain(&self.initrd) {
+        for file in self.kernel.iter().chain(&self.initrd).chain(&self.firmware) {
             share_with_machines(file, BOOT_FILE_MODE)?;
         }
         user.open_dir(&self.dir)?;
@@ -52,6 +52,7 @@ impl LaunchSpec {
         inside.ram.path = pass(&self.ram.path)?;
         inside.kernel = self.kernel.as_deref().map(&mut pass).transpose()?;
         inside.initrd = self.initrd.as_deref().map(&mut pass).transpose()?;
+        inside.firmware = self.firmware.as_deref().map(&mut pass).transpose()?;
         inside.dir = PathBuf::from(".");
         for disk in &mut inside.disks {
             *disk = disk.strip_prefix(&self.dir).unwrap_or(disk).to_owned();

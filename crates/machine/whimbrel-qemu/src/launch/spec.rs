@@ -36,6 +36,8 @@ pub struct LaunchSpec {
     pub kernel: Option<PathBuf>,
     /// Initial RAM disk, if the configuration has one.
     pub initrd: Option<PathBuf>,
+    /// Program of the firmware, if the configuration has UEFI. Its variables are on a disk.
+    pub firmware: Option<PathBuf>,
     /// Generation id for the guest; if none, QEMU draws a new one.
     pub vmgenid: Option<Vmgenid>,
     /// Whether the machine waits for [`crate::Qemu::load`] instead of booting.
@@ -116,7 +118,7 @@ pub enum SpecError {
     /// Two parts of the specification do not match.
     #[error("{what} of the configuration and of the host do not match")]
     Mismatch {
-        /// Kind of the part: `disks`, `tap devices`, `kernel` or `initrd`.
+        /// Kind of the part: `disks`, `tap devices`, `kernel`, …
         what: &'static str,
     },
     /// A socket in this directory would have a longer path than the kernel allows.
@@ -175,6 +177,7 @@ impl LaunchSpec {
             disks: Vec::new(),
             kernel: None,
             initrd: None,
+            firmware: None,
             vmgenid: None,
             incoming: false,
             network: None,
@@ -240,6 +243,11 @@ impl LaunchSpec {
         Ok(())
     }
 
+    /// Index of the disk with the firmware's variables.
+    pub(super) fn variables(&self) -> Option<usize> {
+        self.config.firmware.uefi().map(|uefi| uefi.variables as usize)
+    }
+
     fn check_files(&self) -> Result<(), SpecError> {
         let boot = self.config.boot.as_ref();
         let matches = [
@@ -250,6 +258,11 @@ impl LaunchSpec {
             ),
             ("kernel", boot.is_some() == self.kernel.is_some()),
             ("initrd", boot.is_some_and(|boot| boot.initrd.is_some()) == self.initrd.is_some()),
+            ("firmware", self.config.firmware.uefi().is_some() == self.firmware.is_some()),
+            (
+                "the disk of the firmware's variables",
+                self.variables().is_none_or(|disk| disk < self.disks.len()),
+            ),
         ];
         match matches.into_iter().find(|(_, matches)| !matches) {
             Some((what, _)) => Err(SpecError::Mismatch { what }),

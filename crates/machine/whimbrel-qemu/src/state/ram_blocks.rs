@@ -34,6 +34,10 @@ pub(crate) struct RamBlockAddresses {
 /// Alignment of blocks on x86-64: `QEMU_VMALLOC_ALIGN` (QEMU include/qemu/osdep.h).
 const ALIGN: u64 = 2 << 20;
 
+/// Flash memory that nothing can write, the firmware's program: megabytes that need not be compared at every
+/// pause.
+const READ_ONLY: &str = "system.flash0";
+
 /// Private, anonymous, writable mapping before a guard page.
 struct Mapping {
     start: u64,
@@ -48,7 +52,7 @@ impl RamBlockAddresses {
         let mappings = guarded_mappings(&fs::read_to_string(format!("/proc/{pid}/maps"))?);
         let mut places = Self { memory, found: Vec::new(), buffer: Vec::new() };
         for (index, block) in head.blocks().iter().enumerate() {
-            let Some(content) = &block.content else { continue };
+            let Some(content) = block.content.as_ref().filter(|_| block.name != READ_ONLY) else { continue };
             let Some(shown) = shown.iter().find(|shown| shown.name == block.name) else { return Ok(None) };
             let Some(address) = places.locate(shown, content, &mappings) else { return Ok(None) };
             places.found.push((index, address));

@@ -210,7 +210,8 @@ impl SplitStream {
         if stream.len() > MAX_STATE {
             return Err(StreamError::TooLong { len: stream.len() as u64 });
         }
-        let mut parser = Parser { from: Reader::new(stream), section: 0, blocks: Vec::new(), small: 0 };
+        let mut parser =
+            Parser { from: Reader::new(stream), section: 0, blocks: Vec::new(), small: 0, last: None };
         if parser.from.take(MAGIC.len())? != MAGIC {
             return Err(StreamError::Magic);
         }
@@ -249,6 +250,8 @@ struct Parser<'a> {
     blocks: Vec<RamBlock>,
     /// Bytes of content allocated so far.
     small: u64,
+    /// Block of the last page, to which the first record of the next section may belong.
+    last: Option<usize>,
 }
 
 impl Parser<'_> {
@@ -370,7 +373,6 @@ impl Parser<'_> {
     }
 
     fn records(&mut self) -> Result<(), StreamError> {
-        let mut block = None;
         loop {
             let at = self.from.at() as u64;
             let word = self.from.u64()?;
@@ -380,9 +382,9 @@ impl Parser<'_> {
             }
             if flags & FLAG_CONTINUE == 0 {
                 let name = self.from.name()?;
-                block = self.blocks.iter().position(|block| block.name == name);
+                self.last = self.blocks.iter().position(|block| block.name == name);
             }
-            let page = self.page(block, offset).ok_or(StreamError::Page { at })?;
+            let page = self.page(self.last, offset).ok_or(StreamError::Page { at })?;
             match flags & !FLAG_CONTINUE {
                 FLAG_ZERO => {
                     let fill = self.from.u8()?;

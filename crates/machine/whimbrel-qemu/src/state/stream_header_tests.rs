@@ -79,7 +79,8 @@ fn encode(model: &Model) -> Vec<u8> {
             if records % model.split == model.split - 1 {
                 close(&mut out);
                 open(&mut out, PART);
-                first = true;
+                // QEMU names the block again only if another one was in between.
+                first |= model.split.is_multiple_of(2);
             }
             let flag =
                 if fill.is_some() { FLAG_ZERO } else { FLAG_PAGE } | if first { 0 } else { FLAG_CONTINUE };

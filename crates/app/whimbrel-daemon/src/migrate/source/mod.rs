@@ -25,7 +25,7 @@ use crate::{
         entry::{Machine, MachineLock},
         record::Record,
     },
-    migrate::agent_port,
+    migrate::newer_parts,
     network::{late_frames, offloads},
     protect::StandbySeeding,
     server::peer_rpc::PeerLink,
@@ -132,7 +132,7 @@ impl Daemon {
         // Until the rounds start and have their own limits.
         link.limit(limits::first_rate(request)?);
         self.notify_aborted_over(&request.host, &link);
-        agent_port::check(link.connection(), &request.host, &turn.record.config)?;
+        newer_parts::check(link.connection(), &request.host, &turn.record.config)?;
         let moved = self.run_migration(&mut turn, &link, request, reporter)?;
         let (handover, to) = (moved.handover, &request.host);
         let (inherited, page_server) = (turn.record.inherited.clone(), moved.page_server.clone());
@@ -304,7 +304,6 @@ impl Daemon {
             let meta = std::fs::metadata(&path).map_err(|source| DaemonError::io("read", &path, source))?;
             Ok((digest, meta.len()))
         };
-        let boot = record.config.boot.iter().flat_map(|boot| [Some(boot.kernel), boot.initrd]).flatten();
         let arrays = live.dirty_logs.iter();
         let arrays = arrays.map(|l| ArrayOffer { name: l.name().to_owned(), pages: l.page_count() });
         Ok(Offer {
@@ -314,7 +313,7 @@ impl Daemon {
             arrays: arrays.collect(),
             vmgenid: record.vmgenid.clone().unwrap_or_default(),
             origin: record.last.or(record.origin),
-            blobs: boot.map(file_len).collect::<Result<_, DaemonError>>()?,
+            blobs: record.config.boot_files().map(file_len).collect::<Result<_, DaemonError>>()?,
             qemu_version: self.qemu()?.version.to_string(),
             disk_bytes: crate::migrate::target::incoming::disk_bytes(record, live),
             processor: crate::migrate::target::incoming::processor(),

@@ -120,7 +120,8 @@ impl TargetHost for DaemonTarget {
         // The disks read from the capsule of their bases, which is retained as long as they are.
         record.origin = beginning.capsule.or(offer.origin);
         record.last = offer.origin.filter(|last| beginning.capsule.is_some_and(|capsule| capsule != *last));
-        record.vmgenid = Some(offer.vmgenid.clone());
+        // A micro machine has none.
+        record.vmgenid = Some(offer.vmgenid.clone()).filter(|id| !id.is_empty());
         record.tunnel = offer.tunnel.clone();
         if let Some(from) = &offer.leaves {
             crate::migrate::target::missing_pages::add_incoming(&host, &mut record, offer.handover, from);
@@ -131,7 +132,8 @@ impl TargetHost for DaemonTarget {
         }
         let missing = offer.blobs.iter().map(|(digest, _)| *digest);
         let missing = missing.filter(|digest| !host.has_boot_file(digest)).collect();
-        let vmgenid = Some(offer.vmgenid.parse().map_err(|_| "the offer's generation id is invalid")?);
+        let vmgenid = record.vmgenid.as_ref().map(|id| id.parse()).transpose();
+        let vmgenid = vmgenid.map_err(|_| "the offer's generation id is invalid")?;
         let machine = host.machines.insert(Machine::new(record.clone(), None));
         drop((before, claim));
         let mut landing = IncomingMachineState {

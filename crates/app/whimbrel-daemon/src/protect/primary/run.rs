@@ -25,7 +25,7 @@ use crate::{
         record::Phase,
         supervisor,
     },
-    migrate::agent_port,
+    migrate::newer_parts,
     network::offloads,
 };
 use std::{
@@ -181,7 +181,7 @@ impl Attempt<'_> {
         let offer = super::offer::of(host, record, live, self.handle.handover(), settings.replay)?;
         let link = Arc::new(PageLink::connect(host, &request.host, settings.rate_max)?);
         offloads::check(link.connection(), &request.host, live)?;
-        agent_port::check(link.connection(), &request.host, &record.config)?;
+        newer_parts::check(link.connection(), &request.host, &record.config)?;
         let standby = Arc::new(ControlLink::new(host, &request.host));
         let witness = request.witness.as_ref();
         let witness = witness.map(|witness| WitnessClient::new(host, witness, self.id, settings.term));

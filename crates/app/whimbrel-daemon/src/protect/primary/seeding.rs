@@ -15,7 +15,7 @@ use crate::{
     core::{error::DaemonError, operations::ProgressReporter},
     daemon::Daemon,
     machine::record::{InheritedProtectionRecord, Record},
-    migrate::agent_port,
+    migrate::newer_parts,
     network::offloads,
 };
 use std::{
@@ -74,7 +74,7 @@ impl StandbySeeding {
         let offer = super::offer::of(host, record, live, handover, settings.replay)?;
         let (link, line) = (PageLink::connect(host, standby, None)?, ControlLink::new(host, standby));
         offloads::check(link.connection(), standby, live)?;
-        agent_port::check(link.connection(), standby, &record.config)?;
+        newer_parts::check(link.connection(), standby, &record.config)?;
         let side = ProtectionSide::Ended { standby: standby.clone(), witness: None, keep: false };
         host.protections.put_record(ProtectionRecord::new(id, &record.name, handover, side))?;
         // From here on, dropping it notifies the backup host.

@@ -25,7 +25,7 @@ use whimbrel_api::{ProtectMode, ProtectRole, ProtectState, ProtectionInfo};
 use whimbrel_core::{Digest, HostName, MachineName, WitnessAddress, lock};
 use whimbrel_migrate::{
     compatibility::Incompatibility,
-    protocol::{Accepted, HandoverId, Offered},
+    protocol::{Accepted, BOOT_FILES_MAX, HandoverId, Offered},
     target::TargetHost,
 };
 use whimbrel_protect::{
@@ -138,7 +138,8 @@ impl Daemon {
         let arrays = begin.offer.arrays.iter().map(|array| array.pages).collect::<Vec<_>>();
         let used = self.protections.standby(begin.id).is_some();
         let keeps_too_much = begin.keep.is_some_and(|keep| keep.every_ms < 100 || keep.count > 100_000);
-        if begin.offer.blobs.len() > 2 || arrays.len() > 64 || begin.lease_ms < 50 || used || keeps_too_much {
+        let too_many = begin.offer.blobs.len() > BOOT_FILES_MAX;
+        if too_many || arrays.len() > 64 || begin.lease_ms < 50 || used || keeps_too_much {
             return Err(DaemonError::invalid("the request to start a protection is out of bounds"));
         }
         if let (Some(_), Some(source)) = (&begin.heir, begin.witness.as_ref().and_then(WitnessAddress::host))

@@ -1,0 +1,39 @@
+//! What a new machine is made with: its hardware, and what its guest is told at the first boot.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// Hardware of a machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Profile {
+    /// A PC with a BIOS, which boots disks and kernels.
+    #[default]
+    Default,
+    /// A PC with UEFI. Its variables are a disk of the machine.
+    Uefi,
+    /// A small machine for a kernel that is loaded directly: no BIOS, none of the old devices of a PC.
+    Micro,
+}
+
+impl Profile {
+    pub(crate) fn is_default(&self) -> bool {
+        *self == Self::Default
+    }
+}
+
+/// Settings that cloud-init reads at the first boot, from a disk of the machine's own. The host name is the
+/// machine's.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CloudInit {
+    /// User data: `#cloud-config`, a script, or MIME parts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user_data: Option<String>,
+    /// Network configuration, version 1 or 2 [default: DHCP].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network_config: Option<String>,
+    /// Public SSH keys that may log in as the image's own user.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ssh_keys: Vec<String>,
+}

@@ -1,0 +1,71 @@
+//! Firmware of new machines: what a profile of hardware needs of this host.
+//!
+//! The variables of UEFI lie in flash memory, which is a disk to all but the guest: its base is a copy of the
+//! firmware's own template in the machine's folder, and it goes wherever the machine's disks go. QEMU reads
+//! it once, at its start; a machine that is loaded brings its flash memory with it, and QEMU writes all of it
+//! to the disk when it runs.
+
+use crate::{
+    core::{error::DaemonError, state::Core},
+    machine::record::{DiskBase, Record},
+};
+use std::{fs, path::Path};
+use whimbrel_api::Profile;
+use whimbrel_core::{Boot, ByteSize, DiskConfig, Firmware, PAGE_SIZE, Uefi};
+use whimbrel_qemu::UefiFiles;
+use whimbrel_wire::atomic_file;
+
+/// Name of the file with the first variables in the machine's folder.
+const FILE: &str = "variables.fd";
+
+/// Firmware of a machine, and the disk of its variables if that is a new one.
+pub(crate) type NewFirmware = (Firmware, Option<(DiskConfig, DiskBase)>);
+
+impl Core {
+    /// The firmware of a new machine with `disks` disks and a folder of its own.
+    pub(crate) fn firmware_of(
+        &self,
+        profile: Profile,
+        boot: Option<&Boot>,
+        (disks, folder): (usize, &Path),
+    ) -> Result<NewFirmware, DaemonError> {
+        match profile {
+            Profile::Default => Ok((Firmware::Bios, None)),
+            Profile::Micro if boot.is_none() => Err(DaemonError::invalid(
+                "the profile micro starts a kernel and knows no disk to boot: add --kernel FILE, or choose another profile",
+            )),
+            Profile::Micro => Ok((Firmware::Micro, None)),
+            Profile::Uefi => {
+                let UefiFiles { code, variables } = found()?;
+                let read = |source| DaemonError::io("read", &variables, source);
+                let size = fs::metadata(&variables).map_err(read)?.len();
+                if size == 0 || !size.is_multiple_of(PAGE_SIZE as u64) {
+                    let path = variables.display();
+                    return Err(DaemonError::invalid(format!(
+                        "{path} is not as long as flash memory can be"
+                    )));
+                }
+                let code = self.store_boot_file(&code)?;
+                let base = DiskBase::File { path: folder.join(FILE) };
+                let firmware = Firmware::Uefi(Uefi { code, variables: disks as u32 });
+                Ok((firmware, Some((DiskConfig { size: ByteSize(size) }, base))))
+            }
+        }
+    }
+}
+
+/// Writes the first variables of a new machine into its folder, durably, if its firmware has any there.
+pub(crate) fn write(folder: &Path, record: &Record) -> Result<(), DaemonError> {
+    let path = folder.join(FILE);
+    let disk = record.config.firmware.uefi().and_then(|uefi| record.bases.get(uefi.variables as usize));
+    if disk != Some(&DiskBase::File { path: path.clone() }) {
+        return Ok(());
+    }
+    let failed = |source| DaemonError::io("write", &path, source);
+    fs::copy(found()?.variables, &path).and_then(|_| fs::File::open(&path)?.sync_all()).map_err(failed)?;
+    atomic_file::sync_dir(folder).map_err(failed)
+}
+
+fn found() -> Result<UefiFiles, DaemonError> {
+    whimbrel_qemu::uefi_files().map_err(|error| DaemonError::invalid(error.to_string()))
+}

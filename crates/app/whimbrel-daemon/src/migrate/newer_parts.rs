@@ -1,0 +1,47 @@
+//! Parts of a machine that hosts of earlier versions do not give it: a port for qemu-ga, firmware other than
+//! a BIOS.
+
+use crate::core::error::DaemonError;
+use whimbrel_core::{Firmware, HostName, MachineConfig};
+use whimbrel_migrate::protocol::{AGENT_PORT_VERSION, FIRMWARE_VERSION, PROTOCOL};
+use whimbrel_wire::Connection;
+
+/// Refuses a host of an earlier version if the machine has such a part. It would refuse the offer as well, by
+/// a machine type that it does not know; this says why.
+pub(crate) fn check(peer: &Connection, host: &HostName, config: &MachineConfig) -> Result<(), DaemonError> {
+    match unknown_part(peer.peer().version_of(&PROTOCOL), config) {
+        Some(what) => Err(DaemonError::OlderHost { host: host.clone(), what }),
+        None => Ok(()),
+    }
+}
+
+/// A part that a host does not know which has this version in common with us for messages of moves.
+fn unknown_part(common: Option<u16>, config: &MachineConfig) -> Option<&'static str> {
+    let parts = [
+        (config.agent_port, AGENT_PORT_VERSION, "a port for qemu-ga"),
+        (config.firmware != Firmware::Bios, FIRMWARE_VERSION, "this firmware of the machine"),
+    ];
+    let is_unknown = |(has, since, _): &(bool, u16, _)| *has && common.is_none_or(|version| version < *since);
+    parts.into_iter().find(is_unknown).map(|(_, _, what)| what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use whimbrel_core::ByteSize;
+
+    #[test]
+    fn what_a_host_does_not_know_is_named_before_anything_is_offered() {
+        let plain = MachineConfig::minimal(ByteSize(1 << 20));
+        let with_port = MachineConfig { agent_port: true, ..plain.clone() };
+        let micro = MachineConfig { firmware: Firmware::Micro, ..plain.clone() };
+        let newest = Some(PROTOCOL.range().newest);
+        for config in [&plain, &with_port, &micro] {
+            assert_eq!(unknown_part(newest, config), None);
+        }
+        assert_eq!(unknown_part(None, &plain), None);
+        assert_eq!(unknown_part(Some(AGENT_PORT_VERSION - 1), &with_port), Some("a port for qemu-ga"));
+        assert!(unknown_part(None, &with_port).is_some() && unknown_part(None, &micro).is_some());
+        assert!(unknown_part(Some(FIRMWARE_VERSION - 1), &micro).is_some());
+    }
+}
