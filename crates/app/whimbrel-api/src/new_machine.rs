@@ -1,4 +1,4 @@
-//! What a new machine is made with: its hardware, and what its guest is told at the first boot.
+//! Parts of a new machine: its hardware, and what its guest is told at the first boot.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

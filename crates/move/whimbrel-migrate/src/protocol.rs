@@ -181,8 +181,8 @@ pub struct SharedFile {
     pub secret: [u8; 32],
 }
 
-/// The configuration in an offer. A port for qemu-ga and a firmware are suffixes of the machine type, which no
-/// type of QEMU has: a target that does not know one refuses the offer, and the form is that of earlier
+/// The configuration in an offer. A port for qemu-ga and a firmware are suffixes of the machine type, which
+/// no type of QEMU has: a target that does not know one refuses the offer, and the form is that of earlier
 /// versions.
 mod offered_config {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};

@@ -78,6 +78,9 @@ OperationKind = Literal[
 #: Transport protocol of a published port.
 PortProtocol = Literal["tcp", "udp"]
 
+#: Hardware of a machine.
+Profile = Literal["default", "uefi", "micro"]
+
 #: Unit in which changes are found.
 ProtectBlock = Literal["64", "128", "256", "page"]
 
@@ -411,6 +414,7 @@ class DeriveRequest(TypedDict):
     name: str
     #: Network ports [default: those of the parent with new hardware addresses].
     nics: NotRequired[list[NicRequest] | None]
+    profile: NotRequired[Profile | None]
     #: Ports of the host that lead to the machine, which needs a port in a managed network.
     publish: NotRequired[list[PortRequest]]
     #: Settings on this host.
@@ -2309,6 +2313,8 @@ class RunRequest(TypedDict):
     name: str
     #: Network ports, in the order of their device ids.
     nics: NotRequired[list[NicRequest]]
+    #: Hardware of the machine.
+    profile: NotRequired[Profile]
     #: Ports of the host that lead to the machine; it needs a port in a managed network.
     publish: NotRequired[list[PortRequest]]
     #: Operations that the guest may request.
@@ -2947,6 +2953,7 @@ __all__ = [
     "PortsRequest",
     "PostcopyInfo",
     "PreviousCapsule",
+    "Profile",
     "Progress",
     "PromoteReport",
     "PromoteRequest",

@@ -58,7 +58,7 @@ type Options = BTreeMap<Spanned<String>, Value>;
 #[derive(Debug, Parser)]
 #[command(no_binary_name = true)]
 enum Creation {
-    Launch(launch::Args),
+    Launch(Box<launch::Args>),
     Run(Box<run::Args>),
 }
 
