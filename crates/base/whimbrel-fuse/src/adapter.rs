@@ -23,7 +23,7 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 /// The longest value that the kernel accepts for an extended attribute (`XATTR_SIZE_MAX`).
@@ -31,6 +31,8 @@ const XATTR_MAX: usize = 64 << 10;
 
 /// Most requests that wait at once on threads of their own.
 const MAX_WAITING: usize = 1024;
+/// How long a mount that ends waits for requests that are being answered.
+const LAST_ANSWERS: Duration = Duration::from_secs(30);
 /// Requests of the kernel for its page cache that may be in progress at once; while there are more, it sends
 /// no others. So this is more than may wait.
 const MAX_BACKGROUND: u16 = 2048;
@@ -86,6 +88,14 @@ impl<F: FileSystem> Adapter<F> {
         self.busy.fetch_sub(1, Ordering::Relaxed);
         let files = self.files.clone();
         self.waiting.run(move || answer(&*files));
+    }
+}
+
+/// The file system ends with the mount, not later on a thread that has just answered: what it does at its end
+/// belongs to the unmount, such as sending files that were closed.
+impl<F> Drop for Adapter<F> {
+    fn drop(&mut self) {
+        self.waiting.wait(LAST_ANSWERS);
     }
 }
 

@@ -5,6 +5,7 @@
 
 use std::{
     collections::VecDeque,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread,
     time::Duration,
@@ -20,12 +21,16 @@ struct State {
     queue: VecDeque<Job>,
     threads: usize,
     idle: usize,
+    /// Jobs in progress.
+    running: usize,
 }
 
 #[derive(Default)]
 struct Shared {
     state: Mutex<State>,
     wakes: Condvar,
+    /// Told when a job has ended.
+    ended: Condvar,
 }
 
 /// A pool of threads that grows on demand.
@@ -44,6 +49,13 @@ impl ElasticThreads {
     pub(crate) fn is_full(&self) -> bool {
         let state = self.shared.lock();
         state.threads >= self.most && state.idle <= state.queue.len()
+    }
+
+    /// Waits until all jobs are done, for so long at most.
+    pub(crate) fn wait(&self, patience: Duration) {
+        let state = self.shared.lock();
+        let busy = |state: &mut State| state.running > 0 || !state.queue.is_empty();
+        drop(self.shared.ended.wait_timeout_while(state, patience, busy));
     }
 
     /// Runs a job on a thread of the pool, as soon as one is free.
@@ -84,9 +96,14 @@ impl Shared {
         let mut state = self.lock();
         loop {
             if let Some(job) = state.queue.pop_front() {
+                state.running += 1;
                 drop(state);
-                job();
+                if catch_unwind(AssertUnwindSafe(job)).is_err() {
+                    tracing::error!("a request of the kernel was not answered");
+                }
                 state = self.lock();
+                state.running -= 1;
+                self.ended.notify_all();
                 continue;
             }
             state.idle += 1;
@@ -106,6 +123,20 @@ impl Shared {
 mod tests {
     use super::*;
     use std::sync::mpsc::channel;
+
+    #[test]
+    fn a_pool_is_waited_for_until_each_job_has_let_go_of_what_it_had() {
+        let (pool, held) = (ElasticThreads::new(1), Arc::new(()));
+        for number in 0..3 {
+            let held = held.clone();
+            pool.run(move || {
+                thread::sleep(Duration::from_millis(20));
+                assert!(number != 1 && Arc::strong_count(&held) > 1, "one of them fails");
+            });
+        }
+        pool.wait(Duration::from_secs(60));
+        assert_eq!(Arc::strong_count(&held), 1);
+    }
 
     #[test]
     fn jobs_that_wait_do_not_hold_others_up_until_the_bound_and_none_is_forgotten_beyond_it() {
