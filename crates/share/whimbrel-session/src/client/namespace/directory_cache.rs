@@ -75,6 +75,8 @@ impl Core {
         large: bool,
     ) -> bool {
         let mut nodes = self.inodes();
+        // Many others may have been used since the question; what it brings is looked at next.
+        nodes.dir_used(parent);
         let Some(dir) = nodes.dir(parent) else { return false };
         if dir.changes != changes {
             return false;

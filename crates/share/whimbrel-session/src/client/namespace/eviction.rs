@@ -11,7 +11,8 @@ use super::inodes::{Inode, InodeTable};
 use crate::{cache::FileId, client::session::Core, proto::Name};
 use whimbrel_core::lock;
 
-/// Directories among so many latest uses keep their names: an operation may be between two looks at them.
+/// Directories among so many latest uses, and among a part of the limit, keep their names: an operation that
+/// has listed one may not have looked yet, and would take what left for absent.
 const LATEST_USES: u64 = 256;
 /// A pass ends when this part of the limit is free, and the next one begins when as much came anew or was
 /// used.
@@ -28,7 +29,7 @@ impl InodeTable {
     /// Drops names of the directories that were not used for longest. Files that are `unsent` stay.
     fn evict(&mut self, most: usize, unsent: impl Fn(FileId) -> bool) {
         let wanted = self.nodes.len().saturating_sub(most - most / PART);
-        let in_use = self.uses.saturating_sub(LATEST_USES);
+        let in_use = self.uses.saturating_sub(LATEST_USES.max((most / PART) as u64));
         let mut dirs: Vec<(u64, u64)> = self
             .nodes
             .iter()

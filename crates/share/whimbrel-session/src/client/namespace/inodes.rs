@@ -281,7 +281,7 @@ impl InodeTable {
         self.nodes.iter().filter(|(_, node)| old(node)).map(|(id, _)| *id).collect()
     }
 
-    fn dir_used(&mut self, id: u64) {
+    pub(super) fn dir_used(&mut self, id: u64) {
         self.uses += 1;
         let uses = self.uses;
         if let Some(dir) = self.dir(id) {
