@@ -14,7 +14,7 @@ use bytes::Bytes;
 use std::{
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -28,6 +28,8 @@ const RETRY_MAX: Duration = Duration::from_secs(10);
 /// far.
 const QUIET_AFTER: Duration = Duration::from_millis(100);
 const QUIET_AFTER_MAX: Duration = Duration::from_secs(2);
+/// Time after a demand in which the next one is expected.
+const DEMAND_EXPECTED: Duration = Duration::from_secs(2);
 
 /// Host or pool that may have what is wanted.
 pub trait Holder: Send + Sync {
@@ -100,17 +102,21 @@ pub struct Holders {
     entries: Vec<Arc<Entry>>,
     ended_dials: Arc<EndedDials>,
     demands: AtomicUsize,
+    /// Milliseconds from `started` until the next demand is no longer expected.
+    expected_until: AtomicU64,
     started: Instant,
     retry: Duration,
 }
 
 /// Guard that lives while something is wanted at once.
 #[derive(Debug)]
-pub struct Demand<'a>(&'a AtomicUsize);
+pub struct Demand<'a>(&'a Holders);
 
 impl Drop for Demand<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
+        let until = self.0.now() + DEMAND_EXPECTED;
+        self.0.expected_until.fetch_max(until.as_millis() as u64, Ordering::AcqRel);
+        self.0.demands.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -142,8 +148,14 @@ impl Holders {
             })
         };
         let entries = peers.into_iter().map(entry).collect();
-        let (demands, ended_dials) = (AtomicUsize::new(0), Arc::default());
-        Self { entries, ended_dials, demands, started: Instant::now(), retry: RETRY_FIRST }
+        Self {
+            entries,
+            ended_dials: Arc::default(),
+            demands: AtomicUsize::new(0),
+            expected_until: AtomicU64::new(0),
+            started: Instant::now(),
+            retry: RETRY_FIRST,
+        }
     }
 
     /// Changes the first wait before a holder that does not answer is dialled again, instead of half a
@@ -193,12 +205,17 @@ impl Holders {
     /// Announces that something is wanted at once, until the guard is dropped.
     pub fn demand(&self) -> Demand<'_> {
         self.demands.fetch_add(1, Ordering::AcqRel);
-        Demand(&self.demands)
+        Demand(self)
     }
 
     /// Whether something is wanted at once.
     pub(crate) fn is_demanded(&self) -> bool {
         self.demands.load(Ordering::Acquire) > 0
+    }
+
+    /// Whether a machine lives from the holders: something is wanted at once, or was a moment ago.
+    pub(crate) fn serves_machine(&self) -> bool {
+        self.is_demanded() || self.now().as_millis() < self.expected_until.load(Ordering::Acquire).into()
     }
 
     pub(crate) fn now(&self) -> Duration {

@@ -1,10 +1,13 @@
 //! Link meter: measures the rate of a link, and derives the bytes in flight, the reply size and the
 //! compression level. Pure: time comes in as a number.
 
-use crate::compression_level::{DENSER, DENSEST};
+use crate::{
+    compression_level::{DENSER, DENSEST},
+    pull_plan::Limits,
+};
 use std::time::Duration;
 
-/// Time to send one reply, so that a demand never waits longer behind replies in flight.
+/// Time to send one reply.
 const REPLY_TIME: Duration = Duration::from_millis(500);
 const WINDOW_TIME: Duration = Duration::from_secs(1);
 /// Smallest and largest reply.
@@ -13,6 +16,10 @@ const ANSWER_MAX: u64 = 4 << 20;
 /// Bytes in flight before the first reply: a DSL line sends them in a second.
 const WINDOW_INITIAL: u64 = 32 << 10;
 const WINDOW_MAX: u64 = 64 << 20;
+/// Time of the link that is in flight beside a running machine, whose page waits behind all of it, and the
+/// largest reply. Two replies are in flight on a link that is too slow for that.
+const BESIDE_TIME: Duration = Duration::from_millis(100);
+const BESIDE_ANSWER_MAX: u64 = 256 << 10;
 
 /// Replies are summed over at least this time, because several may arrive in one burst.
 const MEASUREMENT_MIN: Duration = Duration::from_millis(100);
@@ -81,6 +88,15 @@ impl LinkMeter {
     pub(crate) fn answer_bytes(&self) -> u64 {
         let bytes = self.rate.map_or(WINDOW_INITIAL / 2, |rate| (rate * REPLY_TIME.as_secs_f64()) as u64);
         bytes.clamp(ANSWER_MIN, ANSWER_MAX)
+    }
+
+    /// Limits of requests; `beside` a running machine, which waits for pages over the same link.
+    pub(crate) fn limits(&self, beside: bool) -> Limits {
+        let (window, answer) = (self.window(), self.answer_bytes());
+        let Some(rate) = self.rate.filter(|_| beside) else { return Limits { window, answer } };
+        let answer = answer.min(BESIDE_ANSWER_MAX);
+        let in_flight = rate * (BESIDE_TIME + 2 * self.latency()).as_secs_f64();
+        Limits { window: window.min((in_flight as u64).max(2 * answer)), answer }
     }
 
     /// Bytes of replies that may be in flight: what the link carries in its round trip or in a second.
@@ -158,6 +174,19 @@ mod tests {
         let meter = run(48e3, Duration::from_millis(20));
         assert!(meter.window() <= 50_000 && meter.answer_bytes() <= 25_000, "{meter:?}");
         assert!(LinkMeter::default().window() <= 48_000, "also before it was measured");
+    }
+
+    #[test]
+    fn a_machine_waits_a_tenth_of_a_second_behind_what_is_prefetched_unless_the_link_is_slow() {
+        for megabits in [100, 400, 1_000] {
+            let rate = f64::from(megabits) * 125e3;
+            let limits = run(rate, Duration::from_millis(2)).limits(true);
+            assert!(limits.window as f64 / rate < 0.12, "{megabits} Mbit/s: {limits:?}");
+            assert!(limits.window as f64 / rate > 0.08, "{megabits} Mbit/s are not used: {limits:?}");
+        }
+        let dsl = run(48e3, Duration::from_millis(20));
+        assert_eq!(dsl.limits(true).answer, dsl.limits(false).answer);
+        assert!(dsl.limits(true).window >= 2 * dsl.limits(true).answer, "one comes while another is decoded");
     }
 
     #[test]

@@ -68,12 +68,12 @@ pub(crate) struct PullDriver<'a> {
     refused: Option<LinkError>,
 }
 
+/// Limits of prefetching from a holder.
 fn limits(sources: &Holders, peer: usize) -> Limits {
-    if peer >= sources.len() {
-        return Limits { window: 0, answer: 0 };
+    match peer < sources.len() {
+        true => sources.meter(peer).limits(sources.serves_machine()),
+        false => Limits { window: 0, answer: 0 },
     }
-    let meter = sources.meter(peer);
-    Limits { window: meter.window(), answer: meter.answer_bytes() }
 }
 
 impl<'a> PullDriver<'a> {

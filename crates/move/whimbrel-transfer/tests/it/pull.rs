@@ -290,6 +290,28 @@ fn a_machine_runs_on_pages_that_are_elsewhere() {
 }
 
 #[test]
+fn replies_are_small_while_a_machine_lives_from_the_same_holders() {
+    let there = Place::new();
+    let mut next = random(21);
+    let memory: Vec<u8> = (0..2000 * PAGE_SIZE / 8).flat_map(|_| next().to_le_bytes()).collect();
+    let capsule = there.capsule(&memory, &[7; 5000], None);
+    let largest = |machine: bool| {
+        let here = Place::new();
+        let (peer, faults) = Fake::peer("alpha", &there.store);
+        let sources = Holders::new(vec![peer]);
+        // The next page that it touches may be asked for at any moment.
+        machine.then(|| drop(sources.demand()));
+        get(&here.store, &sources, capsule, &[]).unwrap();
+        assert!(here.memory(&capsule) == memory);
+        faults.largest.load(Ordering::Acquire)
+    };
+    let (beside, alone) = (largest(true), largest(false));
+    // A holder answers with a whole frame at least, here of pages that do not shrink.
+    assert!(beside < 1 << 20, "the machine's page waits behind {beside} bytes");
+    assert!(alone > 2 * beside, "{alone} and {beside}: the case shows nothing");
+}
+
+#[test]
 fn a_host_that_does_not_answer_is_dialled_again_and_never_waited_for_while_another_can_serve() {
     let (there, here) = (Place::new(), Place::new());
     let capsule = there.capsule(&memory(PAGES, 17), &[7; 5000], None);
