@@ -94,14 +94,23 @@ pub fn pull(
     mark().map_err(commit)?;
     let (mut pin, mut report) = (None, Report::default());
     for left in (0..ATTEMPTS).rev() {
-        report.add(&fetch(store, sources, capsule, &mut options, &mut || {
+        let fetched = fetch(store, sources, capsule, &mut options, &mut || {
             // Until it is pinned, garbage collection may take the mark.
             pin = Some(mark().and_then(|()| store.pin(&capsule)).map_err(commit)?);
             if is_back(Loss::NameBeforePages) {
                 store.adopt_partial(&capsule, refs).map_err(commit)?;
             }
             Ok(())
-        })?);
+        });
+        match fetched {
+            // It may take the manifest, too.
+            Err(TransferError::Commit { source: StoreError::Missing { .. } })
+                if pin.is_none() && left > 0 =>
+            {
+                continue;
+            }
+            fetched => report.add(&fetched?),
+        }
         if !store.is_partial(&capsule).map_err(commit)? {
             break;
         }

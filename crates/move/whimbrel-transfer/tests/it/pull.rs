@@ -119,6 +119,28 @@ fn collections_in_the_middle_of_a_pull_cost_little_and_do_not_fail_it() {
 }
 
 #[test]
+fn a_collection_at_any_step_of_the_first_ones_does_not_fail_a_pull() {
+    let there = Place::new();
+    let memory = memory(PAGES, 22);
+    let capsule = there.capsule(&memory, &[7; 5000], None);
+    for step in 1..12 {
+        let here = Place::new();
+        let mut calls = 0;
+        let mut collect = |_: &Progress| {
+            calls += 1;
+            if calls == step {
+                here.store.fetched_objects_writer().flush().unwrap();
+                here.store.gc(GcRoots::Referenced).unwrap();
+            }
+        };
+        let (peer, _) = Fake::peer("alpha", &there.store);
+        let pulled = Asked::of(capsule, &[]).pull(&here.store, &Holders::new(vec![peer]), &mut collect);
+        pulled.unwrap_or_else(|error| panic!("a collection at step {step}: {error:?}"));
+        assert_eq!(here.memory(&capsule), memory);
+    }
+}
+
+#[test]
 fn a_ref_that_is_moved_during_a_pull_stays_where_it_was_put() {
     let (there, here) = (Place::new(), Place::new());
     let memory = memory(PAGES, 16);
