@@ -4,6 +4,7 @@
 //! them. Exit code 0: done and clean. 1: a check found something, or a step failed; what it was is on stderr.
 
 mod bench;
+mod book;
 mod campaign;
 mod check;
 mod clients;
@@ -29,6 +30,7 @@ usage: cargo xtask COMMAND
   campaign NAME [--minutes N] [--seed S]
                         real machines under faults at random instants: moves, takeovers
   tidy                  house rules only: arrows between crates, licences, sizes, comments, words, links
+  book                  the manual as a site of pages with a search, by mdBook: target/book/html/index.html
   sbom FILE             the bill of materials of the program: CycloneDX JSON
   web                   build the web page from web/ with npm; the daemon embeds web/dist
   clients               generate the Python client from docs/openapi.json, and check it
@@ -57,6 +59,7 @@ fn run(mut args: Vec<String>) -> Result<()> {
             [file] => sbom::write(root(), Path::new(file)),
             other => bail!("sbom takes the file to write, not {other:?}"),
         },
+        Some("book") => book::build(root()),
         Some("web") => web::build(root()),
         Some("clients") => clients::build(root()),
         Some("bench") => bench::run(root(), &rest),

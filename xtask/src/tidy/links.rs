@@ -1,5 +1,5 @@
-//! Links in documents lead somewhere, the pages that code names exist, and every page on a format or protocol
-//! is named by the code that parses it.
+//! Links in documents lead somewhere, the pages that code names exist, every page on a format or protocol is
+//! named by the code that parses it, and every page is in the list of its folder.
 //!
 //! Only targets inside the checkout are looked at; whether a web page still stands is not this check's
 //! business.
@@ -17,7 +17,48 @@ const DESCRIBED: &[&str] = &["docs/formats/", "docs/protocols/"];
 pub(crate) fn check(root: &Path, files: &[SourceFile]) -> Vec<Finding> {
     let documents = files.iter().filter(|file| file.is_markdown());
     let broken = documents.flat_map(|file| check_document(root, file, files));
-    broken.chain(missing_pages(root, files)).chain(unnamed_pages(files)).collect()
+    broken
+        .chain(missing_pages(root, files))
+        .chain(unnamed_pages(files))
+        .chain(unlisted_pages(files))
+        .collect()
+}
+
+/// Links of a page inside the checkout: as they are written, and the paths that they mean, without anchors.
+pub(crate) fn targets(page: &str, text: &str) -> impl Iterator<Item = (String, String)> {
+    let inside =
+        |link: &String| !link.contains("://") && !link.starts_with('#') && !link.starts_with("mailto:");
+    links(text).into_iter().map(|(_, link)| link).filter(inside).map(|link| {
+        let place = link.split_once('#').map_or(&*link, |(place, _)| place);
+        let path = resolve(page, place);
+        (link, path)
+    })
+}
+
+/// Pages of the folder of a page that it links to, in their order.
+pub(crate) fn pages_beside(page: &str, text: &str) -> impl Iterator<Item = String> {
+    let folder = Path::new(page).parent().map(Path::to_owned);
+    let beside = move |path: &String| path.ends_with(".md") && Path::new(path).parent() == folder.as_deref();
+    targets(page, text).map(|(_, path)| path).filter(beside)
+}
+
+/// Pages that the `README.md` of their folder does not name, where there is one.
+fn unlisted_pages(files: &[SourceFile]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for list in
+        files.iter().filter(|file| file.path.starts_with("docs/") && file.path.ends_with("/README.md"))
+    {
+        let listed: BTreeSet<String> = pages_beside(&list.path, &list.text).collect();
+        let folder = Path::new(&list.path).parent();
+        let unlisted = files.iter().filter(|file| file.is_markdown() && file.path != list.path);
+        let unlisted =
+            unlisted.filter(|file| Path::new(&file.path).parent() == folder && !listed.contains(&file.path));
+        findings.extend(unlisted.map(|file| {
+            let text = format!("{} does not list this page", list.path);
+            Finding::violation(&file.path, 0, RULE, text)
+        }));
+    }
+    findings
 }
 
 fn check_document(root: &Path, file: &SourceFile, files: &[SourceFile]) -> Vec<Finding> {
@@ -182,6 +223,14 @@ mod tests {
         let page = || file("docs/formats/pack.md", "");
         assert_eq!(unnamed_pages(&[page(), file("pack.rs", "//! See docs/formats/pack.md.\n")]), []);
         assert_eq!(unnamed_pages(&[page()]).len(), 1);
+    }
+
+    #[test]
+    fn a_page_that_its_folder_does_not_list_is_found() {
+        let list = || file("docs/guides/README.md", "[a](a.md#x) [b](../operations/b.md)");
+        let page = |path| file(path, "");
+        assert_eq!(unlisted_pages(&[list(), page("docs/guides/a.md"), page("docs/operations/b.md")]), []);
+        assert_eq!(unlisted_pages(&[list(), page("docs/guides/b.md")]).len(), 1);
     }
 
     #[test]

@@ -8,7 +8,7 @@ mod comments;
 mod dependencies;
 mod ignored;
 mod licences;
-mod links;
+pub(crate) mod links;
 pub(crate) mod metadata;
 mod names;
 mod opening;

@@ -103,7 +103,7 @@ pub fn pull(
             Ok(())
         });
         match fetched {
-            // It may take the manifest, too.
+            // A collection may take the manifest, too.
             Err(TransferError::Commit { source: StoreError::Missing { .. } })
                 if pin.is_none() && left > 0 =>
             {
