@@ -2,10 +2,14 @@
 //!
 //! A block begins with three backquotes and `sh`, and the name of its host if that is not alpha. The small
 //! guest is published as `debian/12`, so what a guide does inside of the guest is told in its text and not
-//! run.
+//! run. Each host has a home and a `/srv` of its own, and knows the others by name. Files of keys and
+//! addresses, which a guide tells its reader to copy, are copied after each block.
 
 use crate::images::{Server, sources};
-use std::{fs, path::PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 use whimbrel_e2e::{Cluster, HostProcess};
 use whimbrel_testkit::guest::PublishedImage;
 
@@ -60,13 +64,14 @@ fn follow(page: &str, hosts: &[&str]) {
     let files = format!("user = \"me\"\nfiles = {{ \"12\" = {:?} }}", image.file);
     let settings = sources(&cluster, &[("debian", "folder", &files)]);
     cluster.host_mut("alpha").restart_with(&settings);
-    let home = tempfile::tempdir().expect("a directory");
-    fs::copy(image.folder.join(&image.file), home.path().join("old.qcow2"))
+    let homes = tempfile::tempdir().expect("a directory");
+    cluster.hosts.iter().for_each(|host| settle(host, &cluster, homes.path()));
+    fs::copy(image.folder.join(&image.file), homes.path().join("alpha/old.qcow2"))
         .expect("an image of another program");
     let blocks = blocks(page);
     assert!(!blocks.is_empty(), "{page} has no commands");
     for block in &blocks {
-        let output = cluster.host(&block.host).shell(&block.commands, home.path());
+        let output = cluster.host(&block.host).shell(&block.commands, &homes.path().join(&block.host));
         let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         assert!(
             output.status.success(),
@@ -76,8 +81,36 @@ fn follow(page: &str, hosts: &[&str]) {
             said(&output.stderr),
             cluster.hosts.iter().map(HostProcess::log_text).collect::<String>(),
         );
+        carry(&homes.path().join(&block.host), homes.path());
     }
     println!("{} command blocks run", blocks.len());
+}
+
+/// Gives a host its home, a `/srv`, and the addresses of all hosts by their names.
+fn settle(host: &HostProcess, cluster: &Cluster, homes: &Path) {
+    let home = homes.join(host.name());
+    fs::create_dir(&home).expect("a home");
+    let line = |host: &HostProcess| {
+        let address = host.address();
+        format!("{} {}\n", address.split(':').next().expect("an address"), host.name())
+    };
+    let names = home.join(".hosts");
+    fs::write(&names, cluster.hosts.iter().map(line).collect::<String>()).expect("a file of names");
+    host.exec("mount", &["--bind", names.to_str().expect("a path in UTF-8"), "/etc/hosts"]);
+    host.exec("mount", &["-t", "tmpfs", "srv", "/srv"]);
+}
+
+/// Copies files of keys and addresses from one home to all others.
+fn carry(from: &Path, homes: &Path) {
+    let is_carried = |path: &PathBuf| path.extension().is_some_and(|kind| kind == "key" || kind == "address");
+    let files = fs::read_dir(from).expect("a home").flatten().map(|entry| entry.path());
+    for file in files.filter(is_carried) {
+        let name = file.file_name().expect("a name");
+        let others = fs::read_dir(homes).expect("the homes").flatten().map(|entry| entry.path().join(name));
+        for other in others.filter(|other| *other != file) {
+            fs::copy(&file, other).expect("a copied file");
+        }
+    }
 }
 
 #[test]
@@ -103,6 +136,16 @@ fn the_guide_of_backups_works() {
 #[test]
 fn the_guide_of_sandboxes_works() {
     follow("sandboxes.md", &["alpha"]);
+}
+
+#[test]
+fn the_guide_of_home_and_office_works() {
+    follow("home-and-office.md", &["alpha", "beta"]);
+}
+
+#[test]
+fn the_guide_of_a_pool_for_a_lab_works() {
+    follow("lab-pool.md", &["alpha", "beta", "gamma"]);
 }
 
 #[test]
