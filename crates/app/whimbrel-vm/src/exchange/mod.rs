@@ -1,6 +1,7 @@
 //! Passing a machine on, and taking it: what the two sides of [`crate::swap`] do.
 
 mod give;
+mod offer;
 mod take;
 
 pub use give::{Given, give};
