@@ -5,6 +5,7 @@ mod offer;
 mod take;
 
 pub use give::{Given, give};
+pub use offer::offer_for_later;
 pub use take::{FindPlace, Taken, take};
 
 use crate::{

@@ -1,15 +1,39 @@
-//! Offer of a machine: its description and descriptors, sent while the guest runs. A swap begins with it.
+//! Offer of a machine: its description and descriptors, sent while the guest runs. A swap begins with it; a
+//! process that waits for the end of this one has got no more.
 
 use super::{PassError, send};
 use crate::{
     RunningMachine,
     channel::Channel,
-    message::{MAX_DISKS, MAX_PORTS, MachineOffer, Message},
+    message::{MAX_DISKS, MAX_PORTS, MachineOffer, Message, decode},
 };
-use std::os::fd::OwnedFd;
+use std::{os::fd::OwnedFd, time::Duration};
 use whimbrel_block::OverlayFiles;
 use whimbrel_memory::AttachmentDescriptors;
 use whimbrel_qemu::QemuDescriptors;
+
+/// Offers `machine` to the process at the other end of `channel`, which calls [`take`](super::take()), and
+/// returns when that process is ready. It has the machine once this process has ended, and not before; every
+/// page counts as dirty then.
+///
+/// The caller ends that process, and waits for its end, before anything changes that the offer describes:
+/// disks, ports, whether the guest is to run, and whose machine it is.
+///
+/// # Errors
+/// If the machine cannot pass, or the other process refuses or is not ready in time. The caller ends it.
+pub fn offer_for_later(
+    machine: &mut RunningMachine,
+    channel: &Channel,
+    patience: Duration,
+) -> Result<(), PassError> {
+    let runs = machine.qemu.qmp().is_running();
+    send_offer(machine, channel, runs)?;
+    match decode(&channel.receive(patience)?.bytes)? {
+        Message::Ready => Ok(()),
+        Message::Refused { reason } => Err(PassError::Refused { reason: reason.chars().take(500).collect() }),
+        _ => Err(PassError::Unexpected { what: "a message" }),
+    }
+}
 
 /// Sends the description and the descriptors of all parts. `runs` says whether the guest is meant to run.
 pub(super) fn send_offer(
