@@ -45,16 +45,18 @@ const RETRY: Duration = Duration::from_millis(100);
 const STORE_CACHE: usize = 4 << 20;
 
 /// Takes the machine of the runtime directory `slot` from the process that listens there, and has it until
-/// another one takes it or it ends. Waits for as long as the machine is only offered.
+/// another one takes it or it ends. Waits for as long as the machine is only offered, and calls `taken` when
+/// it has it.
 ///
 /// # Errors
 /// If it could not be taken, or not be passed on and not be taken up again either.
-pub fn hold(slot: &Path) -> Result<(), PassError> {
+pub fn hold(slot: &Path, taken: &dyn Fn()) -> Result<(), PassError> {
     let socket = runtime_dir::swap_socket(slot);
     let channel = Channel::connect(&socket)?;
     let Taken { mut machine, stopped, knowledge } = take(&channel, &LIMITS, &find_place, &mut |_| {})?;
     drop(channel);
     tracing::info!(pid = machine.pid(), ?stopped, ?knowledge, "took a machine");
+    taken();
     let listener = Listener::bind(&socket)?;
     let end = End::watch(machine.events()).map_err(PassError::Descriptors)?;
     loop {

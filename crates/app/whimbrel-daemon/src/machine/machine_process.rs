@@ -9,7 +9,7 @@
 //! offered to it. So the next daemon finds it, and ends it before it adopts the machine itself.
 
 use crate::{
-    core::error::DaemonError,
+    core::{error::DaemonError, free_memory},
     daemon::Daemon,
     machine::{
         entry::Machine,
@@ -53,9 +53,20 @@ const TAKE_UP: Duration = Duration::from_secs(20);
 /// Pause between attempts to connect to it.
 const RETRY: Duration = Duration::from_millis(5);
 
+/// Time after which a process that has a machine needs no more than what serves it.
+const REST: Duration = Duration::from_secs(1);
+
 /// Has the machine of the runtime directory `slot`, as a process of its own, until the next daemon takes it.
 pub fn hold_machine(slot: &Path) -> Result<(), DaemonError> {
-    whimbrel_vm::machine_process::hold(slot).map_err(|source| DaemonError::Pass { source })
+    let come_to_rest = || {
+        thread::sleep(REST);
+        free_memory::give_back_program();
+    };
+    let taken = || {
+        // Without that thread the process only has more memory.
+        let _ = thread::Builder::new().name("rest".into()).spawn(come_to_rest);
+    };
+    whimbrel_vm::machine_process::hold(slot, &taken).map_err(|source| DaemonError::Pass { source })
 }
 
 impl Daemon {
