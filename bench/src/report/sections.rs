@@ -60,12 +60,16 @@ const ONE_HOST: Section = Section {
 
 const PROCESSES: Section = Section {
     title: "Machine processes",
-    about: "The daemon is replaced under a running guest, which a process of its own serves meanwhile.",
+    about: "The daemon is replaced, or killed, under a running guest, which a process of its own serves meanwhile.",
     notes: &["2026-11-26-machine-processes"],
     families: &[
         (
             "vm.upgrade",
             "Longest gap that a client sees of a guest that passes from one process to another; the peer is as long a time without that.",
+        ),
+        (
+            "daemon.gone",
+            "Longest write to a disk in the guest, while the daemon is killed and started again and again, less that of a quiet minute.",
         ),
         ("vm.memory", "Memory that only the process of a machine has."),
         ("vm.threads", "Threads of the process of a machine at rest."),

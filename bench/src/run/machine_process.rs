@@ -1,9 +1,12 @@
 //! `vm`: machines that have a process of their own while no daemon runs.
 //!
+//! A daemon that is killed leaves its machine to a process that has waited for it. What the guest notices is
+//! the longest of its writes to the disk, which it makes all the time, beside that of a quiet minute.
+//!
 //! A restart of the daemon is two swaps: to the process, and to the next daemon. What a client notices of
 //! each is the longest gap of a probe at 1 kHz, beside that of as long a time in which nothing is swapped.
 
-use super::{Context, Experiment};
+use super::{Context, Experiment, campaign::agent};
 use crate::harness::{Goal, Row, Samples};
 use crate::hosts::{Daemon, GUEST, Hosts, Machine};
 use anyhow::{Context as _, Result, ensure};
@@ -23,13 +26,21 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Until a process has come to rest.
 const SETTLE: Duration = Duration::from_secs(3);
 
-pub(super) const EXPERIMENTS: &[Experiment] = &[Experiment {
-    rows: &["vm.upgrade", "vm.memory", "vm.threads"],
-    about: "replace the daemon under a running guest, and see what serves it meanwhile",
-    run,
-}];
+pub(super) const EXPERIMENTS: &[Experiment] = &[
+    Experiment {
+        rows: &["vm.upgrade", "vm.memory", "vm.threads"],
+        about: "replace the daemon under a running guest, and see what serves it meanwhile",
+        run: replace,
+    },
+    Experiment {
+        rows: &["daemon.gone"],
+        about: "kill the daemon under a guest that writes to its disk, and start it again",
+        run: kill,
+    },
+];
 
-fn run(context: &Context) -> Result<Vec<Row>> {
+/// A host that has processes for machines, with the machine `web`.
+fn start() -> Result<Hosts> {
     let mut hosts = Hosts::start(&["alpha"])?;
     let alpha = hosts.get_mut("alpha")?;
     alpha.use_machine_processes();
@@ -38,6 +49,47 @@ fn run(context: &Context) -> Result<Vec<Row>> {
     let options = GuestOptions { buffer_mib: 16, address, ..GuestOptions::default() };
     let folder = hosts.disk().to_owned();
     Machine::small(MEMORY, options).with_blank_disk(&folder, DISK)?.run(hosts.get("alpha")?, "web")?;
+    Ok(hosts)
+}
+
+fn kill(context: &Context) -> Result<Vec<Row>> {
+    let mut hosts = start()?;
+    let mut inside = agent(&hosts)?;
+    let mut longest = || -> Result<f64> { Ok(inside.longest_write()?.as_secs_f64() * 1e3) };
+    // The guest begins to write.
+    longest()?;
+    sleep(Duration::from_secs(context.times(60, 10) as u64));
+    let quiet = longest()?;
+    let (times, mut gone, mut logged) = (context.times(100, 5), 0.0_f64, 0);
+    for _ in 0..times {
+        wait_waiting(hosts.get("alpha")?, logged)?;
+        logged = hosts.get("alpha")?.log_text().len();
+        hosts.get_mut("alpha")?.end_daemon()?;
+        hosts.get_mut("alpha")?.begin()?;
+        gone = gone.max(longest()?);
+    }
+    let log = hosts.get("alpha")?.log_text();
+    ensure!(!log.contains("adopting it"), "a machine had no process: {log}");
+    eprintln!("    longest write: {quiet:.1} ms in a quiet time, {gone:.1} ms in {times} kills");
+    let (over, quiet) = (Samples::new(vec![(gone - quiet).max(0.0)]), Samples::new(vec![quiet]));
+    let row = Row::new("daemon.gone", format!("longest write to a disk, {times} kills"), "ms", &over);
+    // The value is what the kills add, so it has no ratio to the peer.
+    let row = Row { ratio: None, ..row.against("all of it in a quiet minute", &quiet) };
+    Ok(vec![row.goal(Goal::AtMost(10.0))])
+}
+
+/// Waits until a process waits for the machine, after as many bytes of the log.
+fn wait_waiting(alpha: &Daemon, logged: usize) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    while !alpha.log_text().get(logged..).unwrap_or_default().contains("a process waits for it") {
+        ensure!(Instant::now() < deadline, "no process waits for the machine: {}", alpha.account());
+        sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+fn replace(context: &Context) -> Result<Vec<Row>> {
+    let mut hosts = start()?;
     let (mut stops, mut quiet) = (Vec::new(), Vec::new());
     let (mut memory, mut threads) = (Vec::new(), Vec::new());
     for _ in 0..context.times(10, 3) {

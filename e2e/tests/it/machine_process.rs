@@ -1,5 +1,6 @@
-//! Machines that processes of their own serve while no daemon runs.
+//! Machines that processes of their own serve while no daemon runs, whether it was told to stop or killed.
 
+use nix::sys::signal::Signal;
 use std::{
     fs,
     time::{Duration, Instant},
@@ -21,6 +22,22 @@ fn cluster() -> Cluster {
 fn machine_process(alpha: &HostProcess) -> String {
     let record = fs::read_to_string(alpha.slot("web").join("machine-process")).expect("a recorded process");
     record.split_whitespace().next().expect("its number").to_owned()
+}
+
+/// Waits until a process waits for the machine `web`: should the daemon be killed, it has the machine.
+fn wait_waiting(alpha: &HostProcess) {
+    let deadline = Instant::now() + PATIENCE;
+    let has_one = || {
+        let record = fs::read_to_string(alpha.slot("web").join("machine-process")).ok()?;
+        let told = format!("pid={}", record.split_whitespace().next()?);
+        let log = alpha.log_text();
+        let mut waits = log.lines().filter(|line| line.contains("a process waits for it"));
+        waits.any(|line| line.split_whitespace().any(|word| word == told)).then_some(())
+    };
+    while has_one().is_none() {
+        assert!(Instant::now() < deadline, "no process waits for web: {}", alpha.log_text());
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 fn assert_good(witness: &mut TestAgent) {
@@ -70,6 +87,97 @@ fn while_the_daemon_is_stopped_a_guest_has_disk_and_network_and_the_next_daemon_
     assert_same_life(&last, &copy.state().expect("the state of the last daemon"));
     assert_good(&mut copy);
     cluster.host("alpha").run(&["verify"]);
+}
+
+#[test]
+fn a_guest_whose_daemon_is_killed_goes_on_with_disk_and_network_and_loses_nothing() {
+    let mut cluster = cluster();
+    let mut witness = cluster.witness(GUEST_ADDRESS);
+    let born = witness.write(50).expect("a first life");
+    cluster.host("alpha").run(&["checkpoint", "web", "--tag", "before"]);
+    for round in 0..3 {
+        wait_waiting(cluster.host("alpha"));
+        witness.write(20).expect("a disk of the daemon");
+        cluster.host_mut("alpha").kill_daemon();
+        // Over the connection of before: neither network nor disk waits for a daemon.
+        let alone = witness.write(60).expect("a disk and a network without a daemon");
+        assert_same_life(&born, &alone);
+        assert_good(&mut witness);
+        let after = cluster.host("alpha").log_text().len();
+        cluster.host_mut("alpha").start_daemon();
+        let alpha = cluster.host("alpha");
+        alpha.wait_state("web", &["running", "loading"]);
+        assert_taken(alpha, after);
+        assert_good(&mut witness);
+        match round {
+            0 => drop(alpha.run(&["checkpoint", "web"])),
+            1 => {
+                // The last time memory is still filled on demand.
+                alpha.run(&["suspend", "web"]);
+                alpha.run(&["resume", "web"]);
+                witness = cluster.witness(GUEST_ADDRESS);
+            }
+            _ => {}
+        }
+    }
+    let alpha = cluster.host("alpha");
+    let last = witness.write(40).expect("a disk that takes writes");
+    alpha.run(&["checkpoint", "web", "--tag", "after"]);
+    alpha.run(&["stop", "web", "--kill"]);
+    alpha.run(&["resume", "after", "--name", "copy"]);
+    let mut copy = cluster.witness(GUEST_ADDRESS);
+    assert_same_life(&last, &copy.state().expect("the state of the last daemon"));
+    assert_good(&mut copy);
+    cluster.host("alpha").run(&["verify"]);
+}
+
+#[test]
+fn a_daemon_that_is_killed_again_and_again_and_started_at_once_finds_its_machine_each_time() {
+    let mut cluster = cluster();
+    let mut witness = cluster.witness(GUEST_ADDRESS);
+    let born = witness.write(50).expect("a first life");
+    for _ in 0..5 {
+        // The next daemon may find a process that waits, is just taking the machine, or is not there yet.
+        wait_waiting(cluster.host("alpha"));
+        cluster.host_mut("alpha").kill_daemon();
+        cluster.host_mut("alpha").start_daemon();
+        cluster.host_mut("alpha").kill_daemon();
+        cluster.host_mut("alpha").start_daemon();
+        cluster.host("alpha").wait_state("web", &["running"]);
+        assert_same_life(&born, &witness.write(20).expect("a machine that goes on"));
+        assert_good(&mut witness);
+    }
+}
+
+#[test]
+fn a_machine_that_moves_or_has_ended_has_no_process_that_could_take_it() {
+    let mut cluster = Cluster::start(&["alpha", "beta"]);
+    cluster.host_mut("alpha").restart_with(SETTINGS);
+    Guest::small("web").run(&cluster, cluster.host("alpha"));
+    let born = cluster.witness(GUEST_ADDRESS).write(50).expect("a first life");
+    wait_waiting(cluster.host("alpha"));
+    let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));
+    let process = alpha.slot("web").join("machine-process");
+    beta.hold_at("pages");
+    let mut command = alpha.start_command(&["migrate", "web", "beta"]);
+    beta.wait_held("pages");
+    assert!(!process.exists(), "two could have the machine");
+    alpha.signal_daemon(Signal::SIGKILL);
+    beta.release("pages");
+    command.wait().expect("the end of the command");
+    cluster.host_mut("alpha").kill_daemon();
+    cluster.host_mut("alpha").start_daemon();
+    cluster.host("alpha").wait_state("web", &["running"]);
+    cluster.host("beta").wait_empty();
+    let mut witness = cluster.witness(GUEST_ADDRESS);
+    assert_same_life(&born, &witness.state().expect("a machine that goes on"));
+    assert_good(&mut witness);
+    wait_waiting(cluster.host("alpha"));
+    let alpha = cluster.host("alpha");
+    alpha.run(&["stop", "web", "--kill"]);
+    cluster.host_mut("alpha").kill_daemon();
+    cluster.host_mut("alpha").start_daemon();
+    cluster.host("alpha").wait_state("web", &["stopped"]);
 }
 
 #[test]

@@ -7,24 +7,27 @@ use crate::{
     load::{Load, Running},
     memory,
     request::{Request, Verb},
+    stall::StallMeter,
 };
 use rustix::system::RebootCommand;
 use std::{
     fs,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{SystemTime, UNIX_EPOCH},
 };
 
 pub(crate) struct TestAgent {
     life: Life,
-    disk: Mutex<Disk>,
+    disk: Arc<Mutex<Disk>>,
     load: Mutex<Option<Running>>,
+    stall: Mutex<Option<StallMeter>>,
 }
 
 impl TestAgent {
     /// Starts the test agent; takes as long as filling a buffer of `buffer_mib` MiB.
     pub(crate) fn start(buffer_mib: usize) -> Self {
-        Self { life: Life::start(buffer_mib), disk: Mutex::default(), load: Mutex::default() }
+        let life = Life::start(buffer_mib);
+        Self { life, disk: Arc::default(), load: Mutex::default(), stall: Mutex::default() }
     }
 
     /// Stops the current load and starts another one, if given.
@@ -44,6 +47,13 @@ impl TestAgent {
                 Ok(()) => self.state("-", "-"),
                 Err(error) => format!("error={}", one_word(&error.to_string())),
             },
+            Some(Verb::Stall) => {
+                let start = || StallMeter::start(self.disk.clone(), self.life.nonce);
+                match lock(&self.stall).get_or_insert_with(start).longest() {
+                    Ok(longest) => format!("longest_us={}", longest.as_micros()),
+                    Err(error) => format!("error={}", one_word(&error)),
+                }
+            }
             Some(Verb::Dirty(load)) => {
                 self.set_load(Some(*load));
                 self.state("-", "-")
@@ -127,6 +137,6 @@ fn one_word(text: &str) -> String {
 }
 
 /// A thread that panicked left no partial state: every value is replaced at once or only grows.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -17,6 +17,7 @@ mod memory;
 mod random;
 mod request;
 mod serve;
+mod stall;
 mod traffic;
 
 use answer::TestAgent;

@@ -16,6 +16,8 @@ pub(crate) enum Verb {
     State,
     Check,
     Write(u64),
+    /// Report the longest write of the background, which begins with the first such request.
+    Stall,
     Dirty(Load),
     /// Stop dirtying memory.
     Calm,
@@ -48,6 +50,7 @@ pub(crate) fn parse(line: &str) -> Option<Request<'_>> {
         "state" => Some(Verb::State),
         "check" => Some(Verb::Check),
         "write" => words.next().and_then(|count| count.parse().ok()).map(Verb::Write),
+        "stall" => Some(Verb::Stall),
         "dirty" => Load::from_words(words).map(Verb::Dirty),
         "calm" => Some(Verb::Calm),
         "cache" => Some(Verb::Cache),

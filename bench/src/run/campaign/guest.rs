@@ -24,7 +24,7 @@ pub(super) fn start(hosts: &Hosts, host: &str, cpus: u32) -> Result<()> {
 }
 
 /// The test agent inside, over the network. A guest that is just being rebooted ends the first connections.
-pub(super) fn agent(hosts: &Hosts) -> Result<TestAgent> {
+pub(in crate::run) fn agent(hosts: &Hosts) -> Result<TestAgent> {
     let (client, deadline) = (hosts.lab.host("client"), Instant::now() + PATIENCE);
     loop {
         let error = match client.connect(format!("{GUEST}:7000").parse()?, Duration::from_secs(2)) {

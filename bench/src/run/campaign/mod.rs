@@ -11,6 +11,7 @@ mod moves;
 mod takeovers;
 
 pub(super) use capsules::run as capsules;
+pub(super) use guest::agent;
 pub(super) use moves::run as moves;
 pub(super) use takeovers::run as takeovers;
 

@@ -7,7 +7,8 @@
 //! prepares all that it can. Then the old one stops the guest and sends the state that no descriptor has;
 //! the new one says that it could go on, gets the machine, and continues the guest. [`swap`] is the
 //! decision who has the machine, pure and for every death and every message that does not arrive; [`give`]
-//! and [`take`] do what it says. [`channel`] carries packets and descriptors between two processes of one
+//! and [`take`] do what it says; [`offer_for_later`] makes the offer only, for a process that is to go on if
+//! this one is killed. [`channel`] carries packets and descriptors between two processes of one
 //! user. [`machine_process`] has a machine while no daemon runs.
 //!
 //! Invariants: at every instant at most one process acts on the guest, its memory, its disks and its
@@ -23,7 +24,7 @@ mod passable_port;
 mod running;
 pub mod swap;
 
-pub use exchange::{FindPlace, Given, PassError, Step, SwapLimits, Taken, give, take};
+pub use exchange::{FindPlace, Given, PassError, Step, SwapLimits, Taken, give, offer_for_later, take};
 pub use running::{
     AgentCommands, AgentError, ArrivalKind, BalloonGoal, CapsuleCapture, CapsuleImages, CaptureBreaks,
     CapturedArrays, ConnectTunnel, DiskBase, Failpoint, GuestAgent, GuestRequests, LaunchOptions,

@@ -1,5 +1,6 @@
 //! The process of one machine, which no daemon has at the moment: it takes the machine from a daemon that
-//! ends, serves its disks, network ports, console and memory, and gives it to the next daemon.
+//! ends, serves its disks, network ports, console and memory, and gives it to the next daemon. A daemon that
+//! may be killed offers the machine long before, and the process waits for the daemon's end.
 //!
 //! It starts no QEMU and carries out no operation. A guest that shuts down, or a QEMU that dies, ends it; the
 //! next daemon finds in the runtime directory which of both it was. If it cannot go on with the machine it
@@ -7,7 +8,7 @@
 
 use crate::{
     CapsuleImages, Given, GuestRequests, MachineDescription, MachinePlace, MachineSetup, PassError, RamFile,
-    Reservations, SwapLimits, Templates,
+    Reservations, SwapLimits, Taken, Templates,
     channel::{Channel, Listener},
     give,
     running::AgentCommands,
@@ -44,17 +45,18 @@ const RETRY: Duration = Duration::from_millis(100);
 const STORE_CACHE: usize = 4 << 20;
 
 /// Takes the machine of the runtime directory `slot` from the process that listens there, and has it until
-/// another one takes it or it ends.
+/// another one takes it or it ends. Waits for as long as the machine is only offered, and calls `taken` when
+/// it has it.
 ///
 /// # Errors
 /// If it could not be taken, or not be passed on and not be taken up again either.
-pub fn hold(slot: &Path) -> Result<(), PassError> {
+pub fn hold(slot: &Path, taken: &dyn Fn()) -> Result<(), PassError> {
     let socket = runtime_dir::swap_socket(slot);
     let channel = Channel::connect(&socket)?;
-    let taken = take(&channel, &LIMITS, &find_place, &mut |_| {})?;
+    let Taken { mut machine, stopped, knowledge } = take(&channel, &LIMITS, &find_place, &mut |_| {})?;
     drop(channel);
-    let mut machine = taken.machine;
-    tracing::info!(pid = machine.pid(), stopped = ?taken.stopped, knowledge = ?taken.knowledge, "took a machine");
+    tracing::info!(pid = machine.pid(), ?stopped, ?knowledge, "took a machine");
+    taken();
     let listener = Listener::bind(&socket)?;
     let end = End::watch(machine.events()).map_err(PassError::Descriptors)?;
     loop {

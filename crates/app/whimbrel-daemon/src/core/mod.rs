@@ -5,7 +5,7 @@ pub(crate) mod directories;
 pub(crate) mod error;
 pub(crate) mod event_counts;
 pub(crate) mod event_log;
-mod free_memory;
+pub(crate) mod free_memory;
 pub(crate) mod history;
 pub(crate) mod json_file;
 pub(crate) mod master_key;

@@ -1,14 +1,17 @@
 //! One machine and its three locks.
 //!
 //! The machine lock is held, for minutes if need be, by the one operation that changes the machine. Only its
-//! holder touches the data: the record and the running parts. The view is the copy that `ps` reads; it is
-//! never locked across I/O, so listing machines never waits for an operation.
+//! holder touches the data: the record and the running parts. While nobody holds the lock, a process is
+//! given copies of the running parts ([`super::waiting_process`]); a holder that comes meanwhile waits for
+//! the data. The view is the copy that `ps` reads; it is never locked across I/O, so listing machines never
+//! waits for an operation.
 
 use crate::{
     core::{error::DaemonError, event_log::EventLog},
     machine::{
         console::{ConsoleView, SerialStream},
         record::{DiskBase, Phase, Record},
+        waiting_process::WaitingProcess,
     },
 };
 use std::{
@@ -17,7 +20,7 @@ use std::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 use whimbrel_api::{DiskInfo, EventKind, MachineInfo, MachineState, NicInfo, OperationId};
 use whimbrel_capture::dirty_observer::DirtyObserver;
@@ -28,11 +31,15 @@ use whimbrel_vm::{RunningMachine, TrafficView};
 
 /// Time to wait for a handover to give up its lock: an attempt to connect, and the longest delay between two.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(40);
+/// Time without a holder of the lock after which a machine is at rest: operations often follow each other.
+const REST: Duration = Duration::from_millis(500);
 
 pub(crate) struct Machine {
     name: MachineName,
     lock_holder: Mutex<Option<LockHolder>>,
     lock_released: Condvar,
+    /// When it is at rest, unless the lock is taken until then.
+    rests_from: Mutex<Instant>,
     data: Mutex<MachineData>,
     view: Mutex<View>,
     /// Machine type of its QEMU; never changes.
@@ -50,6 +57,8 @@ pub(crate) struct MachineData {
     pub(crate) record: Record,
     /// QEMU and everything attached to it; none without a process.
     pub(crate) running: Option<RunningMachine>,
+    /// Process that waits for the end of this daemon; none while the lock is held.
+    pub(super) waiting: Option<WaitingProcess>,
 }
 
 #[derive(Debug, Clone)]
@@ -92,7 +101,8 @@ impl Machine {
             events: Mutex::default(),
             lock_holder: Mutex::new(None),
             lock_released: Condvar::new(),
-            data: Mutex::new(MachineData { record, running: live }),
+            rests_from: Mutex::new(Instant::now() + REST),
+            data: Mutex::new(MachineData { record, running: live, waiting: None }),
             view: Mutex::new(View {
                 info,
                 needed,
@@ -199,7 +209,20 @@ impl Machine {
                 self.report_state(&view.info.state);
             }
         }
-        MachineLock { machine: self, data: lock(&self.data) }
+        let mut data = lock(&self.data);
+        data.waiting = None;
+        MachineLock { machine: self, data }
+    }
+
+    /// The data of a machine that nobody works on, nor has for a while.
+    pub(super) fn data_at_rest(&self) -> Option<MutexGuard<'_, MachineData>> {
+        let is_at_rest = Instant::now() >= *lock(&self.rests_from) && lock(&self.lock_holder).is_none();
+        is_at_rest.then(|| self.data.try_lock().ok()).flatten()
+    }
+
+    /// Has it count as at rest only after `pause`.
+    pub(super) fn rest_later(&self, pause: Duration) {
+        *lock(&self.rests_from) = Instant::now() + pause;
     }
 
     /// Tells the state of the machine, and its changes from now on, when it is registered.
@@ -284,6 +307,13 @@ impl Machine {
     }
 }
 
+impl MachineData {
+    /// Whether it runs here, and on no other host, and is not about to leave.
+    pub(super) fn is_here(&self) -> bool {
+        self.record.phase == Phase::Here && self.record.leaving.is_none()
+    }
+}
+
 impl MachineLock<'_> {
     /// The running parts, or an error that names the state of the machine.
     pub(crate) fn running(&mut self) -> Result<&mut RunningMachine, DaemonError> {
@@ -293,7 +323,7 @@ impl MachineLock<'_> {
 
     pub(crate) fn parts(&mut self) -> Result<(&mut Record, &mut RunningMachine), DaemonError> {
         let (state, name) = (self.data.record.phase.name(), self.machine.name.clone());
-        let MachineData { record, running: live } = &mut *self.data;
+        let MachineData { record, running: live, .. } = &mut *self.data;
         let live = live.as_mut().ok_or(DaemonError::State { name, state, needed: "running" })?;
         Ok((record, live))
     }
@@ -331,6 +361,7 @@ impl DerefMut for MachineLock<'_> {
 
 impl Drop for MachineLock<'_> {
     fn drop(&mut self) {
+        self.machine.rest_later(REST);
         *lock(&self.machine.lock_holder) = None;
         self.publish();
         self.machine.lock_released.notify_one();

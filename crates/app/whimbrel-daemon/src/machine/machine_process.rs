@@ -1,5 +1,6 @@
 //! Machine processes: a daemon that is told to stop leaves each machine to a process of its own, which serves
-//! the machine until the next daemon takes it back.
+//! the machine until the next daemon takes it back. That of a daemon that is killed has waited for it
+//! ([`super::waiting_process`]).
 //!
 //! Machines that cannot pass, or do not, are left without a process, as by a daemon that is killed: their
 //! disks and networks stand still until the next daemon adopts them.
@@ -8,11 +9,11 @@
 //! offered to it. So the next daemon finds it, and ends it before it adopts the machine itself.
 
 use crate::{
-    core::error::DaemonError,
+    core::{error::DaemonError, free_memory},
     daemon::Daemon,
     machine::{
         entry::Machine,
-        record::{Phase, ProcessRecord, Record},
+        record::{ProcessRecord, Record},
     },
 };
 use std::{
@@ -20,13 +21,14 @@ use std::{
     io,
     path::Path,
     process::{Child, Command, Stdio},
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 use whimbrel_core::error_chain;
 use whimbrel_qemu::ProcessIdentity;
 use whimbrel_vm::{
     Given, MachineDescription, MachinePlace, PassError, RunningMachine, SwapLimits,
-    channel::{Channel, Listener},
+    channel::{Channel, ChannelError, Listener},
     give, runtime_dir, take,
 };
 
@@ -46,9 +48,25 @@ const LIMITS: SwapLimits = SwapLimits {
     drain: Duration::from_millis(100),
 };
 
+/// Time for a process that has waited to have the machine, once its daemon has ended.
+const TAKE_UP: Duration = Duration::from_secs(20);
+/// Pause between attempts to connect to it.
+const RETRY: Duration = Duration::from_millis(5);
+
+/// Time after which a process that has a machine needs no more than what serves it.
+const REST: Duration = Duration::from_secs(1);
+
 /// Has the machine of the runtime directory `slot`, as a process of its own, until the next daemon takes it.
 pub fn hold_machine(slot: &Path) -> Result<(), DaemonError> {
-    whimbrel_vm::machine_process::hold(slot).map_err(|source| DaemonError::Pass { source })
+    let come_to_rest = || {
+        thread::sleep(REST);
+        free_memory::give_back_program();
+    };
+    let taken = || {
+        // Without that thread the process only has more memory.
+        let _ = thread::Builder::new().name("rest".into()).spawn(come_to_rest);
+    };
+    whimbrel_vm::machine_process::hold(slot, &taken).map_err(|source| DaemonError::Pass { source })
 }
 
 impl Daemon {
@@ -73,7 +91,7 @@ impl Daemon {
     fn leave_to_process(&self, machine: &Machine) -> Result<Option<Duration>, String> {
         let locked = machine.try_lock_in_any_phase("stop of the daemon", None);
         let mut turn = locked.map_err(|error| error_chain(&error))?;
-        let is_here = turn.record.phase == Phase::Here && turn.record.leaving.is_none();
+        let is_here = turn.is_here();
         let Some(live) = turn.running.take_if(|_| is_here) else { return Ok(None) };
         if let Some(what) = live.unpassable() {
             turn.running = Some(live);
@@ -101,7 +119,7 @@ impl Daemon {
         }
         let find_place =
             |description: &MachineDescription| Ok(self.place_of(record, process, description)?);
-        let channel = Channel::connect(&runtime_dir::swap_socket(&slot)).map_err(PassError::from);
+        let channel = connect(&slot);
         let taken = channel.and_then(|channel| take(&channel, &LIMITS, &find_place, &mut |_| {}));
         // The process has nothing more to do, or must not do it.
         let has_ended = runtime_dir::end_machine_process(&slot);
@@ -135,20 +153,59 @@ impl Daemon {
     }
 }
 
-/// Starts a process, records it and gives it the machine. Returns for how long the guest was stopped.
+/// Connects to the process that has the machine. One that has waited for it may just be taking it up.
+fn connect(slot: &Path) -> Result<Channel, PassError> {
+    let deadline = Instant::now() + TAKE_UP;
+    loop {
+        match Channel::connect(&runtime_dir::swap_socket(slot)) {
+            Err(ChannelError::Io { .. })
+                if Instant::now() < deadline && runtime_dir::has_machine_process(slot) =>
+            {
+                thread::sleep(RETRY);
+            }
+            connected => return Ok(connected?),
+        }
+    }
+}
+
+/// Starts a process and gives it the machine. Returns for how long the guest was stopped.
 fn give_to_process(live: RunningMachine, slot: &Path) -> Result<Duration, PassError> {
+    let (_, channel) = start_process(slot)?;
+    match give(live, &channel, &LIMITS, &mut |_| {})? {
+        Given::Gone { stopped } => Ok(stopped),
+        Given::Kept { reason, .. } => Err(reason),
+    }
+}
+
+/// Starts a process for the machine of a runtime directory, records it, and waits until it connects.
+pub(super) fn start_process(slot: &Path) -> Result<(Child, Channel), PassError> {
     let listener = Listener::bind(&runtime_dir::swap_socket(slot))?;
-    let process = start(slot).map_err(PassError::Descriptors)?;
+    let mut process = start(slot).map_err(PassError::Descriptors)?;
+    match accept(&listener, &process, slot) {
+        Ok(channel) => Ok((process, channel)),
+        Err(error) => {
+            end(&mut process);
+            runtime_dir::end_machine_process(slot);
+            Err(error)
+        }
+    }
+}
+
+fn accept(listener: &Listener, process: &Child, slot: &Path) -> Result<Channel, PassError> {
     let identity = ProcessIdentity::of(process.id()).map_err(PassError::Descriptors)?;
     runtime_dir::record_machine_process(slot, identity)?;
     let channel = listener.accept(START)?;
     if channel.peer().pid().cast_unsigned() != process.id() {
         return Err(PassError::Unexpected { what: "a connection of another process" });
     }
-    match give(live, &channel, &LIMITS, &mut |_| {})? {
-        Given::Gone { stopped } => Ok(stopped),
-        Given::Kept { reason, .. } => Err(reason),
-    }
+    Ok(channel)
+}
+
+/// Ends a process and waits for its end.
+pub(super) fn end(process: &mut Child) {
+    // Both fail only if it was waited for already.
+    let _ = process.kill();
+    let _ = process.wait();
 }
 
 fn start(slot: &Path) -> io::Result<Child> {

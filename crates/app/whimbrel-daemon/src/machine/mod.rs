@@ -24,3 +24,4 @@ pub(crate) mod settings;
 pub(crate) mod start;
 pub(crate) mod supervisor;
 pub(crate) mod unreadable;
+mod waiting_process;

@@ -182,6 +182,17 @@ impl TestAgent {
         self.identity(&format!("write {blocks}"), ANSWER_TIMEOUT)
     }
 
+    /// Longest time of a write to the disk since the last such question. The guest writes blocks all the time
+    /// from the first one on.
+    pub fn longest_write(&mut self) -> Result<Duration, TestAgentError> {
+        let (token, verb) = (new_token(), "stall");
+        self.send(&token, verb)?;
+        let answer = self.receive(&token, verb, ANSWER_TIMEOUT)?;
+        let longest: Option<u64> = answer.strip_prefix("longest_us=").and_then(|text| text.parse().ok());
+        let failed = TestAgentError::Answer { verb: verb.to_owned(), answer };
+        longest.map(Duration::from_micros).ok_or(failed)
+    }
+
     /// Dirties a region of `mib` MiB at `pages_per_second` (0: as fast as possible), `bytes_per_page` in each
     /// page.
     pub fn dirty(

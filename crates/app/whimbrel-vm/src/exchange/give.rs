@@ -1,22 +1,19 @@
 //! The old process: offers the machine, stops it, sends its state; takes it back if the new process ends.
 
-use super::{PassError, Step, SwapLimits, clock, qemu, send};
+use super::{PassError, Step, SwapLimits, clock, offer::send_offer, qemu, send};
 use crate::{
     RunningMachine,
     channel::{Channel, ChannelError, seal},
     filled_pages::FilledPages,
-    message::{
-        MAX_DISKS, MAX_PORTS, MachineOffer, MachineState, Message, MessageError, decode, encode_state,
-    },
+    message::{MachineState, Message, MessageError, decode, encode_state},
     passable_port::PassablePort,
     swap::{Knowledge, OldAction, OldEvent, OldSide},
 };
 use std::{mem, os::fd::OwnedFd, time::Duration};
-use whimbrel_block::{OverlayFiles, OverlayState};
+use whimbrel_block::OverlayState;
 use whimbrel_capture::DirtyLog;
-use whimbrel_memory::AttachmentDescriptors;
 use whimbrel_net::{PortDescriptors, PortState};
-use whimbrel_qemu::{ConsoleState, QemuDescriptors, QmpState};
+use whimbrel_qemu::{ConsoleState, QmpState};
 
 /// Interval at which a new process that was killed and does not end is reported.
 const END_REPORT: Duration = Duration::from_secs(5);
@@ -147,49 +144,8 @@ impl Giving<'_> {
         }
     }
 
-    fn check(&self) -> Result<(), PassError> {
-        let RunningMachine { disks, ports, .. } = &self.machine;
-        let what = match self.machine.unpassable() {
-            Some(what) => what,
-            None if disks.len() > MAX_DISKS => "so many disks",
-            None if ports.len() > MAX_PORTS => "so many network ports",
-            None => return Ok(()),
-        };
-        Err(PassError::Unsupported { what })
-    }
-
-    /// Sends the description and the descriptors of all parts, while the guest runs.
     fn offer(&mut self) -> Result<(), PassError> {
-        self.check()?;
-        let description = self.machine.description().seal()?;
-        let RunningMachine { qemu: driver, memory, disks, ports, console, runtime_dir, .. } =
-            &mut self.machine;
-        let AttachmentDescriptors { pidfd, userfaultfd, pagemap, ram_file, memory: by_address } =
-            memory.attachment().descriptors().map_err(PassError::Descriptors)?;
-        let QemuDescriptors { pidfd: qemu_pidfd, qmp } =
-            driver.descriptors().map_err(PassError::Descriptors)?;
-        let descriptors: Vec<OwnedFd> = [description, qemu_pidfd, qmp, pidfd, userfaultfd, pagemap]
-            .into_iter()
-            .chain(ram_file)
-            .chain(by_address)
-            .collect();
-        let offer = MachineOffer {
-            memory: memory.attachment().state(),
-            qemu_dir: driver.dir().to_owned(),
-            qemu: driver.process().identity(),
-            private_memory: driver.has_private_memory(),
-            runs: self.runs,
-            disks: disks.len() as u16,
-            ports: ports.iter().map(|port| port.offer().clone()).collect(),
-            console: (console.path().to_owned(), console.log().to_owned()),
-        };
-        send(self.channel, &Message::Offer(Box::new(offer)), &descriptors)?;
-        for (disk, served) in disks.iter().zip(runtime_dir.disks()) {
-            let OverlayFiles { data, durable, live } = disk.files().map_err(PassError::Descriptors)?;
-            let listener = served.listener().map_err(PassError::Descriptors)?;
-            let files = [data.into(), durable.into(), live.into(), listener.into()];
-            send(self.channel, &Message::Disk, &files)?;
-        }
+        send_offer(&mut self.machine, self.channel, self.runs)?;
         (self.reached)(Step::Offered);
         Ok(())
     }

@@ -1,9 +1,11 @@
 //! Passing a machine on, and taking it: what the two sides of [`crate::swap`] do.
 
 mod give;
+mod offer;
 mod take;
 
 pub use give::{Given, give};
+pub use offer::offer_for_later;
 pub use take::{FindPlace, Taken, take};
 
 use crate::{

@@ -58,6 +58,9 @@ impl Process {
     }
 }
 
+/// Process that has the machine once the one that offered it has ended.
+pub(crate) struct Waiting(Process);
+
 /// Guest, and the process that has its machine.
 pub(crate) struct Lab {
     process: Process,
@@ -137,16 +140,11 @@ impl Lab {
                 stopped: Duration::ZERO,
             };
         }
-        let has = new.hear("HAS");
         if old_dies_at.is_empty() {
             self.process.hear("GONE");
         }
         self.process.wait();
-        new.hear("LISTENS");
-        self.process = new;
-        let (knowledge, micros) = has.split_once(' ').unwrap();
-        let stopped = Duration::from_micros(micros.parse().unwrap());
-        Outcome { passed: true, complete: knowledge == "complete", stopped }
+        self.succeeded(new)
     }
 
     /// Offers the machine to a process that stands still at a step, until the old one has gone on without it.
@@ -161,6 +159,32 @@ impl Lab {
         let status = new.child.wait().unwrap();
         assert!(status.code().is_some(), "it was killed: {status:?}");
         Outcome { passed: false, complete: kept.starts_with("complete"), stopped: Duration::ZERO }
+    }
+
+    /// Offers the machine to a new process, which is to have it when the old one has ended.
+    pub(crate) fn offer(&mut self) -> Waiting {
+        let dir = self.dir.path().to_str().unwrap().to_owned();
+        self.process.say("offer");
+        let new = Process::start(&self.network, &["take", &dir]);
+        self.process.hear("OFFERED");
+        Waiting(new)
+    }
+
+    /// Kills the process that has the machine; `waiting` is to have it.
+    pub(crate) fn die(&mut self, waiting: Waiting) -> Outcome {
+        self.process.say("die");
+        self.process.wait();
+        self.succeeded(waiting.0)
+    }
+
+    /// Outcome of a swap by which `new` is to have the machine.
+    fn succeeded(&mut self, new: Process) -> Outcome {
+        let has = new.hear("HAS");
+        new.hear("LISTENS");
+        self.process = new;
+        let (knowledge, micros) = has.split_once(' ').unwrap();
+        let stopped = Duration::from_micros(micros.parse().unwrap());
+        Outcome { passed: true, complete: knowledge == "complete", stopped }
     }
 
     /// Copies what was written since the last time. Returns the number of pages.

@@ -93,6 +93,25 @@ fn a_new_process_that_is_late_is_not_killed_and_never_takes_the_machine_afterwar
 }
 
 #[test]
+fn a_process_that_waits_has_the_machine_when_the_other_is_killed_long_after_its_offer() {
+    let (mut lab, agent) = Lab::boot();
+    lab.copy();
+    let writing = Writing::start(agent);
+    for _ in 0..3 {
+        let waiting = lab.offer();
+        // Much is written, and made durable, after the offer.
+        lab.verify("while another process waits");
+        let outcome = lab.die(waiting);
+        assert!(outcome.passed && !outcome.complete, "{outcome:?}");
+        lab.verify("after the death of the old process");
+    }
+    let whole = lab.swap("", "");
+    assert!(whole.passed && whole.complete, "{whole:?}");
+    writing.end();
+    lab.verify("at the end");
+}
+
+#[test]
 fn whichever_process_dies_at_whichever_step_the_other_has_the_machine_with_all_that_was_written() {
     // Who dies where, who has the machine then, and whether it knows the dirty pages.
     let cases = [

@@ -6,10 +6,12 @@
 //! ```
 //!
 //! The folder, on a tmpfs, has all files of the machine and the socket `swap`. Its network port is in the
-//! bridge `br0`. Commands are lines of standard input (`give [STEP]`, `hurry`, `copy`, `verify`), answers
-//! lines of standard output. It ends with its standard input, and ends QEMU then if it has the machine. At
-//! STEP of a swap it kills itself, and stops itself at `stop:STEP`. `hurry` gives with little patience.
+//! bridge `br0`. Commands are lines of standard input (`give [STEP]`, `hurry`, `offer`, `copy`, `verify`),
+//! answers lines of standard output. It ends with its standard input, and ends QEMU then if it has the
+//! machine. At STEP of a swap it kills itself, and stops itself at `stop:STEP`. `hurry` gives with little
+//! patience; `offer` only offers the machine, and `die` kills the process.
 
+use rustix::process::Signal;
 use std::{
     env,
     error::Error,
@@ -31,7 +33,7 @@ use whimbrel_vm::{
     AgentCommands, CapsuleImages, DiskBase, Given, GuestRequests, MachineDescription, MachineDirs,
     MachinePlace, MachineSetup, QemuDirs, Reservations, RunningMachine, Step, SwapLimits,
     channel::{Channel, Listener},
-    give,
+    give, offer_for_later,
     swap::Knowledge,
     take,
 };
@@ -72,6 +74,8 @@ fn main() -> Result<(), Failure> {
 fn serve(mut machine: RunningMachine, dir: &Path) -> Result<(), Failure> {
     let listener = Listener::bind(&dir.join("swap"))?;
     say("LISTENS");
+    // Open until this process ends.
+    let mut offered = Vec::new();
     for line in io::stdin().lock().lines() {
         let line = line?;
         match line.split_once(' ').unwrap_or((&line, "")) {
@@ -83,6 +87,13 @@ fn serve(mut machine: RunningMachine, dir: &Path) -> Result<(), Failure> {
                     None => return Ok(()),
                 }
             }
+            ("offer", _) => {
+                let channel = listener.accept(LIMITS.ready)?;
+                offer_for_later(&mut machine, &channel, LIMITS.ready)?;
+                offered.push(channel);
+                say("OFFERED");
+            }
+            ("die", _) => rustix::process::kill_process(rustix::process::getpid(), Signal::KILL)?,
             ("copy", _) => say(&format!("COPIED {}", copy(&mut machine, dir)?)),
             ("verify", _) => say(&format!("VERIFIED {}", verify(&mut machine, dir)?)),
             (other, _) => say(&format!("no command {other:?}")),
@@ -271,8 +282,8 @@ fn die_at(step: Step, last: Option<&str>) {
     }
     let (me, step) = (rustix::process::getpid(), format!("{step:?}"));
     let signal = match last {
-        Some(last) if last == step => rustix::process::Signal::KILL,
-        Some(last) if last.strip_prefix("stop:") == Some(&step) => rustix::process::Signal::STOP,
+        Some(last) if last == step => Signal::KILL,
+        Some(last) if last.strip_prefix("stop:") == Some(&step) => Signal::STOP,
         _ => return,
     };
     let _ = rustix::process::kill_process(me, signal);

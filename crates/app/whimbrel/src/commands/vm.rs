@@ -1,5 +1,5 @@
-//! `whimbrel vm`: has one machine from the end of a daemon to the start of the next. A daemon that stops runs
-//! it.
+//! `whimbrel vm`: has one machine from the end of a daemon to the start of the next. A daemon runs it when it
+//! stops, and for the case that it is killed.
 
 use crate::error::CliError;
 use std::path::PathBuf;
