@@ -121,7 +121,8 @@ pub struct SessionOptions {
     /// Shared cache: a directory in which users of this host share what they may read.
     pub shared_cache: Option<PathBuf>,
     /// Round trip from which on a link is slow: content is compressed, and pages that the other side has are
-    /// not sent. Zero makes every link slow.
+    /// not sent. Zero makes every link slow, and digests are asked for wherever they may save something, so
+    /// that nothing depends on measured times.
     pub slow_round_trip: Duration,
     /// Most files and directories whose names and attributes are in memory. What the kernel knows or a
     /// program uses stays beyond it.
