@@ -279,6 +279,11 @@ fn a_line_of_fstab_mounts_with_its_options_and_umount_gives_what_is_owed() {
     assert_eq!(read(&place.vms.join("file")), "new\n");
     mount("ro");
     place.shell(alpha, "test \"$(cat file)\" = new; ! echo other 2> /dev/null > file");
+    let pinned = place.session(&["pin", "vms", "file"]).expect("a pin");
+    assert!(pinned.contains("\"here\": 4") && pinned.contains("\"total\": 4"), "{pinned}");
+    let shown = place.session(&["unpin", "vms", "."]).expect("an end of the pin");
+    assert!(!shown.contains("\"pins\""), "{shown}");
+    assert!(place.session(&["unpin", "vms", "."]).is_none(), "nothing was pinned");
     unmount();
     assert_eq!(read(&place.vms.join("file")), "new\n");
 }

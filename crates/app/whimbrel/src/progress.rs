@@ -20,7 +20,11 @@ pub(crate) enum Display {
 
 impl Display {
     pub(crate) fn new(output: &Output, operation: &Operation) -> Self {
-        let title = format!("{} {}", operation.kind, operation.subject);
+        Self::titled(output, format!("{} {}", operation.kind, operation.subject))
+    }
+
+    /// Progress of something that is no operation of a daemon.
+    pub(crate) fn titled(output: &Output, title: String) -> Self {
         if output.quiet {
             Self::Silent
         } else if std::io::stderr().is_terminal() {

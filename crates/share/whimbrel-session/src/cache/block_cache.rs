@@ -10,6 +10,7 @@ use super::{
     holes::Holes,
     journal::Journal,
     journal_record::{FileId, FileRecord, JournalRecord},
+    pinned_files::is_pinned,
     recovery::{Replayed, replay},
     storage::{Storage, StoragePart},
 };
@@ -130,6 +131,8 @@ pub(super) struct FileGeneration {
     pub(super) holes: Holes,
     /// Counts evictions of blocks that were written here.
     pub(super) evictions: u64,
+    /// Whether a pin covers it.
+    pub(super) pinned: bool,
 }
 
 /// State of a file's content, to see whether an answer about the whole file is older than what is known here.
@@ -144,8 +147,9 @@ impl FileGeneration {
         ContentMark { epoch: self.epoch, evictions: self.evictions }
     }
 
-    pub(super) fn new(record: FileRecord) -> Self {
-        Self { record, epoch: 0, content: 0, holes: Holes::default(), evictions: 0 }
+    pub(super) fn new(record: FileRecord, pins: &[RelPath]) -> Self {
+        let pinned = is_pinned(pins, &record);
+        Self { record, epoch: 0, content: 0, holes: Holes::default(), evictions: 0, pinned }
     }
 }
 
@@ -154,6 +158,7 @@ pub(super) struct State {
     pub(super) journal: Journal,
     pub(super) files: HashMap<FileId, FileGeneration>,
     pub(super) ops: BTreeMap<u64, Op>,
+    pub(super) pins: Vec<RelPath>,
     pub(super) next_file: FileId,
     pub(super) next_op: u64,
     /// Changes below this number may have been sent.
@@ -232,12 +237,13 @@ impl BlockCache {
         let files: HashMap<FileId, FileGeneration> = files
             .into_iter()
             .filter(|(_, record)| !record.removed)
-            .map(|(file, record)| (file, FileGeneration::new(record)))
+            .map(|(file, record)| (file, FileGeneration::new(record, &[])))
             .collect();
         let journal =
             Journal::start(&*medium, old.as_ref(), geometry, snapshot(&index, &files, (sent, &ops)));
         let journal = journal.map_err(io_error("open"))?;
-        let state = State { index, journal, files, ops, next_file, next_op, sent, latched: None };
+        let pins = Vec::new();
+        let state = State { index, journal, files, ops, pins, next_file, next_op, sent, latched: None };
         let used = (0..geometry.frames).map(|_| AtomicBool::new(false)).collect();
         let cache = Self {
             storage: medium,

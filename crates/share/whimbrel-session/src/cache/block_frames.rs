@@ -154,17 +154,22 @@ impl BlockCache {
         // A full disk would latch the cache, and the disk is not only the cache's.
         state.index.set_growth(self.storage.room() >= MIN_ROOM);
         let mut gone = Vec::new();
-        let mut plan_now = |state: &mut State| {
-            let flights = lock(&self.fetching);
+        let mut plan_now = |state: &mut State, pins_hold: bool| {
+            let (flights, files) = (lock(&self.fetching), &state.files);
             let used = |frame: u32, key: Key| {
-                self.used[frame as usize].swap(false, Ordering::Relaxed) || flights.contains_key(&key)
+                self.used[frame as usize].swap(false, Ordering::Relaxed)
+                    || flights.contains_key(&key)
+                    || pins_hold && files.get(&key.file).is_some_and(|held| held.pinned)
             };
             state.index.plan(key, pages, full, dirty, used, &mut gone)
         };
-        let mut plan = plan_now(state);
+        let mut plan = plan_now(state, true);
         if plan == Err(CacheFull::Barrier) {
             self.restart_journal(state)?;
-            plan = plan_now(state);
+            plan = plan_now(state, true);
+        }
+        if plan.is_err() && !self.pins_hold(state) {
+            plan = plan_now(state, false);
         }
         for (key, _) in gone.iter().filter(|(_, block)| block.generation != 0) {
             // The block was sent to the server: what the server reports about the file may be older.

@@ -8,6 +8,7 @@ use super::{
     block_index::Key,
     holes::Holes,
     journal_record::{FileId, FileRecord, JournalRecord},
+    pinned_files::is_pinned,
 };
 use crate::proto::{Ident, PAGE, Version};
 use std::ops::Range;
@@ -18,7 +19,8 @@ impl BlockCache {
         let mut state = self.write_state();
         let file = state.next_file;
         state.next_file += 1;
-        state.files.insert(file, FileGeneration::new(record.clone()));
+        let held = FileGeneration::new(record.clone(), &state.pins);
+        state.files.insert(file, held);
         self.log(&mut state, &[JournalRecord::File { file, record }])?;
         Ok(file)
     }
@@ -35,15 +37,17 @@ impl BlockCache {
 
     /// Changes the record of a file, and logs it if it differs.
     pub fn update_file(&self, file: FileId, change: impl FnOnce(&mut FileRecord)) -> Result<(), CacheError> {
-        let mut state = self.write_state();
+        let mut locked = self.write_state();
+        let state = &mut *locked;
         let held = state.files.get_mut(&file).ok_or(CacheError::NoSuchFile)?;
         let before = held.record.clone();
         change(&mut held.record);
         if held.record == before {
             return Ok(());
         }
+        held.pinned = is_pinned(&state.pins, &held.record);
         let record = held.record.clone();
-        self.log(&mut state, &[JournalRecord::File { file, record }])
+        self.log(state, &[JournalRecord::File { file, record }])
     }
 
     /// Writes. Every page that is partly overwritten must be here or beyond `zero_from`; otherwise the blocks

@@ -21,6 +21,7 @@ mod journal;
 mod journal_record;
 mod memory_storage;
 mod pending_changes;
+mod pinned_files;
 mod recovery;
 mod storage;
 

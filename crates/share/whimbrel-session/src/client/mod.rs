@@ -27,8 +27,10 @@ mod session;
 pub(crate) mod write_back;
 
 pub use connection::server_connection::{ConnectionSettings, Connector};
+pub use content::warm_files::{WarmError, WarmProgress};
 pub use frontend::control_socket::{
-    Control, ControlError, Request as ControlRequest, Response as ControlResponse, send_request, sockets,
+    Control, ControlError, Request as ControlRequest, Response as ControlResponse, send_request,
+    send_request_with_progress, sockets,
 };
 pub use frontend::fuse_operations::FuseOperations;
 pub use frontend::nbd_exports::ExportStatus;

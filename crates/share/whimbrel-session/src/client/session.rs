@@ -121,7 +121,8 @@ pub struct SessionOptions {
     /// Shared cache: a directory in which users of this host share what they may read.
     pub shared_cache: Option<PathBuf>,
     /// Round trip from which on a link is slow: content is compressed, and pages that the other side has are
-    /// not sent. Zero makes every link slow.
+    /// not sent. Zero makes every link slow, and digests are asked for wherever they may save something, so
+    /// that nothing depends on measured times.
     pub slow_round_trip: Duration,
     /// Most files and directories whose names and attributes are in memory. What the kernel knows or a
     /// program uses stays beyond it.
@@ -250,6 +251,9 @@ pub struct SessionStatus {
     pub queued: u64,
     /// Damaged pages that were fetched again.
     pub damaged: u64,
+    /// Paths whose content stays in the cache.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pins: Vec<String>,
     /// Current settings of the mount.
     pub settings: MountSettings,
     /// The latest events.
@@ -293,6 +297,7 @@ pub(super) struct Core {
     pub(super) shared: Option<SharedCache>,
     pub(super) leases: Arc<Leases>,
     pub(super) locks: Mutex<HeldLocks>,
+    pub(super) pinning: Mutex<()>,
     clock: Mutex<Time>,
 }
 
@@ -367,6 +372,7 @@ impl Session {
             shared,
             leases: Arc::default(),
             locks: Mutex::default(),
+            pinning: Mutex::default(),
             clock: Mutex::default(),
         });
         for lost in &recovered.lost {
@@ -378,6 +384,7 @@ impl Session {
         if let (Some(error), Some(dir)) = (unshared, &core.options.shared_cache) {
             core.event(format!("{} cannot be used as a shared cache: {error}", dir.display()));
         }
+        core.restore_pins();
         core.begin_leases();
         core.recover(&recovered);
         core.walk_tree();
@@ -566,6 +573,7 @@ impl Core {
             dirty_files: self.cache.dirty_files().len() as u64,
             queued: self.writeback.queued(),
             damaged: stats.damaged,
+            pins: self.cache.pins().iter().map(RelPath::to_string).collect(),
             settings: self.settings(),
             events: lock(&self.events).iter().cloned().collect(),
         }

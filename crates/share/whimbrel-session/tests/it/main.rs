@@ -27,4 +27,5 @@ mod server;
 mod slow;
 mod uncached;
 mod waiting;
+mod warm;
 mod writeback;

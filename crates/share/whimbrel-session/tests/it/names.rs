@@ -1,10 +1,11 @@
 //! Many names: what nobody uses leaves memory, and is asked for again.
 
-use crate::common::{World, until};
+use crate::common::{World, back, until};
 use std::{
     fs::{self, File},
-    io::Read,
+    io::{ErrorKind, Read},
     path::Path,
+    thread,
 };
 
 const DIRS: usize = 60;
@@ -88,4 +89,34 @@ fn list_others(world: &World) {
         let found = fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len());
         assert!(found.sum::<u64>() > 0);
     }
+}
+
+#[test]
+fn a_list_is_whole_and_a_full_directory_is_known_to_be_full_while_names_leave_all_around() {
+    const DIRS: usize = 6;
+    let world = World::new(
+        |options| {
+            back(options);
+            options.most_names = 8;
+        },
+        |server| {
+            for dir in 0..DIRS {
+                fs::create_dir(server.join(format!("{dir}"))).unwrap();
+                (0..FILES).for_each(|file| fs::write(server.join(format!("{dir}/{file}")), "").unwrap());
+            }
+        },
+    );
+    thread::scope(|scope| {
+        for dir in 0..DIRS {
+            let path = world.mount().join(format!("{dir}"));
+            scope.spawn(move || {
+                for round in 0..100 {
+                    assert_eq!(fs::read_dir(&path).unwrap().count(), FILES, "{dir} in round {round}");
+                    let removed = fs::remove_dir(&path).unwrap_err();
+                    assert_eq!(removed.kind(), ErrorKind::DirectoryNotEmpty, "{dir} in round {round}");
+                }
+            });
+        }
+    });
+    assert_eq!(world.session().status().events, []);
 }

@@ -3,6 +3,7 @@
 use crate::common::{Fate, World, pattern, until};
 use std::{
     fs::{self, File},
+    ops::Range,
     os::unix::fs::FileExt,
     sync::{Arc, Mutex},
     thread,
@@ -78,6 +79,33 @@ fn many_reads_at_once_do_not_queue_behind_pages_that_nobody_reads() {
         for (reader, at) in readers.into_iter().zip(&own) {
             assert_eq!(reader.join().unwrap(), content[*at as usize..][..PAGE], "{at}");
         }
+    });
+}
+
+#[test]
+fn a_read_of_a_sequence_asks_once_for_the_rest_of_its_block() {
+    let (world, _) = world(300);
+    let asked = disk(&world, Some(Arc::new(Semaphore::new(0))));
+    let (path, page) = (world.mount().join("disk.img"), PAGE as u64);
+    let read = |offset: u64, pages: u64| {
+        let mut out = vec![0; pages as usize * PAGE];
+        File::open(&path).unwrap().read_exact_at(&mut out, offset).unwrap();
+    };
+    let noted = |within: Range<u64>| {
+        let mut asked = asked.lock().unwrap().clone();
+        asked.sort_unstable();
+        asked.into_iter().filter(|(at, _)| within.contains(at)).collect::<Vec<_>>()
+    };
+    // The link has room for 128 KiB, of which these take most.
+    let others = [100, 200].map(|block| block * BLOCK);
+    thread::scope(|scope| {
+        others.iter().for_each(|at| _ = scope.spawn(|| read(*at, 13)));
+        until("the others have asked", || others.iter().all(|at| !noted(*at..at + 1).is_empty()));
+        scope.spawn(|| read(0, 1));
+        until("what follows was asked for", || !noted(BLOCK..others[0]).is_empty());
+        until("the rest was asked for", || !noted(page..BLOCK).is_empty());
+        assert_eq!(noted(0..BLOCK), [(0, page), (page, 15 * page)]);
+        world.wire.decide(|_| Fate::Answered);
     });
 }
 

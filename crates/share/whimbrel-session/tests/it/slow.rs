@@ -177,11 +177,12 @@ fn what_was_read_under_another_name_is_not_sent_again() {
         fs::write(server.join("clone.raw"), &clone).unwrap();
         fs::write(server.join("twin.raw"), &golden[..SIZE / 2]).unwrap();
     });
-    let near = far.mount("cache", |_| {});
+    let near = far.mount("cache", |options| options.slow_round_trip = Duration::ZERO);
     let (content, whole) = far.read("golden.raw");
     assert!(content == golden && whole > SIZE as u64);
     let asked = near.session.status().requests["digest"];
     assert_eq!(asked, 0, "where only its own pages are known, none of them is known by another name");
+    until("its pages are known", || near.session.status().known_pages >= (SIZE / PAGE) as u64);
     let (content, sent) = far.read("clone.raw");
     assert!(content == clone, "wrong bytes");
     eprintln!(
@@ -262,7 +263,10 @@ fn what_a_named_file_of_this_host_has_is_not_sent_and_nothing_it_has_is_believed
     let here = far.path("golden.raw");
     fs::write(&here, &golden).unwrap();
     let (known, absent) = (here.clone(), far.path("absent.raw"));
-    let near = far.mount("cache", |options| options.references = vec![absent, known]);
+    let near = far.mount("cache", |options| {
+        options.references = vec![absent, known];
+        options.slow_round_trip = Duration::ZERO;
+    });
     until("the file was looked through", || near.session.status().known_pages >= (SIZE / PAGE) as u64);
     // Another program changes the file afterwards.
     let file = fs::OpenOptions::new().write(true).open(&here).unwrap();

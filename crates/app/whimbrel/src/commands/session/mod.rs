@@ -3,6 +3,7 @@
 mod conflicts;
 mod hint;
 pub(crate) mod mount;
+mod pins;
 
 use crate::{
     context::Context,
@@ -15,7 +16,10 @@ use clap::Subcommand;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use whimbrel_core::ByteSize;
-use whimbrel_session::client::{ControlRequest, ControlResponse, SessionStatus, send_request, sockets};
+use whimbrel_session::client::{
+    ControlRequest, ControlResponse, SessionStatus, WarmProgress, send_request, send_request_with_progress,
+    sockets,
+};
 use whimbrel_wire::Identity;
 
 const EXAMPLES: &str = "\
@@ -26,6 +30,9 @@ Examples:
   whimbrel session set vms '*.log=none'             another write policy for some files
   whimbrel session flush vms                        write back all data now, durably
   whimbrel session invalidate vms                   request everything from the server again
+  whimbrel session warm vms images                  fetch all files below a directory into the cache
+  whimbrel session pin vms images/web.raw           fetch a file, and keep its content in the cache
+  whimbrel session unpin vms images/web.raw         let it leave the cache again
   whimbrel session unmount vms                      write back all data and unmount
   whimbrel session unmount vms --keep-unsent        the same if the server cannot be reached
   whimbrel session conflicts vms                    list local versions that were put aside
@@ -82,6 +89,33 @@ enum Action {
     Invalidate {
         /// Name of the session
         name: String,
+    },
+    /// Fetch a file, or all files below a directory, into the cache
+    ///
+    /// What is there already is not requested again. Programs on the mount go first.
+    Warm {
+        /// Name of the session
+        name: String,
+        /// Path below the mounted directory; `.` for all of it
+        path: String,
+    },
+    /// Fetch a file, or all files below a directory, and keep their content in the cache
+    ///
+    /// The content stays until it is unpinned or changes on the server, across mounts of the same target.
+    /// Pins may take three quarters of the cache. Files that come later are kept once they were read, or
+    /// fetched by `warm`.
+    Pin {
+        /// Name of the session
+        name: String,
+        /// Path below the mounted directory; `.` for all of it
+        path: String,
+    },
+    /// Let pinned content leave the cache when its room is needed
+    Unpin {
+        /// Name of the session
+        name: String,
+        /// Path that was pinned, or a directory above
+        path: String,
     },
     /// Write back all unsent data and unmount
     #[command(alias = "end")]
@@ -209,6 +243,13 @@ impl Args {
                 let session = one(name, ControlRequest::Show)?;
                 return conflicts::resolve(&session, (name, copy), (*version, *partial), context);
             }
+            Action::Warm { name, path } => {
+                return pins::fetch(&dir, name, &ControlRequest::Warm { path: path.clone() }, context);
+            }
+            Action::Pin { name, path } => {
+                return pins::fetch(&dir, name, &ControlRequest::Pin { path: path.clone() }, context);
+            }
+            Action::Unpin { name, path } => one(name, ControlRequest::Unpin { path: path.clone() })?,
             Action::Nbd { name, file, at, .. } => one(name, nbd(file, at.as_deref())?)?,
             Action::Set { name, settings } => set(name, settings, one)?,
         };
@@ -217,19 +258,32 @@ impl Args {
 }
 
 fn send(dir: &Path, name: &str, request: &ControlRequest) -> Result<ControlResponse, CliError> {
+    send_with_progress(dir, name, request, &mut |_| {})
+}
+
+fn send_with_progress(
+    dir: &Path,
+    name: &str,
+    request: &ControlRequest,
+    show: &mut dyn FnMut(WarmProgress),
+) -> Result<ControlResponse, CliError> {
     let path = dir.join(format!("{name}.sock"));
     if name.contains('/') || !path.exists() {
         return Err(CliError::UnknownSession { name: name.to_owned() });
     }
-    let response = send_request(&path, request).map_err(|error| CliError::NoSession(error.into()))?;
+    let response = send_request_with_progress(&path, request, show);
+    let response = response.map_err(|error| CliError::NoSession(error.into()))?;
     match &response.error {
         Some(error) if matches!(request, ControlRequest::Set { .. }) => {
             Err(CliError::Usage { problem: error.clone(), hint: "see `whimbrel session --help`".to_owned() })
         }
-        Some(error) if matches!(request, ControlRequest::Nbd { socket: Some(_), .. }) => {
-            Err(CliError::Session(error.clone().into()))
-        }
-        Some(error) => Err(CliError::NotWrittenBack { left: error.clone() }),
+        Some(error) => match request {
+            ControlRequest::Nbd { socket: Some(_), .. }
+            | ControlRequest::Warm { .. }
+            | ControlRequest::Pin { .. }
+            | ControlRequest::Unpin { .. } => Err(CliError::Session(error.clone().into())),
+            _ => Err(CliError::NotWrittenBack { left: error.clone() }),
+        },
         None => Ok(response),
     }
 }
@@ -360,6 +414,7 @@ fn content_fields(status: &SessionStatus) -> Vec<Field> {
         ("cache", format!("{used} of {capacity} used, hit ratio {hits}")),
         ("unsent", format!("{dirty} in {files} files, {names} changes of names")),
         ("damaged pages", format!("{} fetched again", status.damaged)),
+        ("pinned", if status.pins.is_empty() { "nothing".to_owned() } else { status.pins.join(" ") }),
     ]
 }
 

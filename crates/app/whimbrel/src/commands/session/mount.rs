@@ -376,7 +376,7 @@ async fn signals(session: Session, ended: mpsc::Sender<()>) {
 fn in_background() -> Result<MountedSession, CliError> {
     let program = std::env::current_exe().map_err(CliError::io("find this program"))?;
     let mut command = Command::new(program);
-    command.args(std::env::args_os().skip(1)).arg("--announce");
+    command.args(with_announce(std::env::args_os().skip(1)));
     // Signals of this terminal are not for that process.
     command.stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0);
     let mut child = command.spawn().map_err(CliError::io("start the process of the mount"))?;
@@ -393,6 +393,14 @@ fn in_background() -> Result<MountedSession, CliError> {
     std::process::exit(code(status));
 }
 
+/// The arguments of this command with one option more, before the `--` after which there are no options.
+fn with_announce(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut arguments: Vec<OsString> = arguments.collect();
+    let end = arguments.iter().position(|argument| argument == "--").unwrap_or(arguments.len());
+    arguments.insert(end, "--announce".into());
+    arguments
+}
+
 /// Exit code of a mount that failed. The process has printed the error.
 fn code(status: ExitStatus) -> i32 {
     status.code().filter(|code| *code != 0).unwrap_or(1)
@@ -401,6 +409,17 @@ fn code(status: ExitStatus) -> i32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_process_in_the_background_gets_its_option_before_the_end_of_options() {
+        let with = |line: &str| {
+            let arguments = with_announce(line.split(' ').map(OsString::from));
+            arguments.join(std::ffi::OsStr::new(" ")).into_string().unwrap()
+        };
+        assert_eq!(with("mount a:/b /c"), "mount a:/b /c --announce");
+        assert_eq!(with("mount --xattrs -- a:/b -c"), "mount --xattrs --announce -- a:/b -c");
+        assert_eq!(with("mount -- a:/b --"), "mount --announce -- a:/b --");
+    }
 
     #[test]
     fn targets_are_split_where_the_path_begins() {

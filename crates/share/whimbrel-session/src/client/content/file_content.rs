@@ -16,6 +16,7 @@ use crate::{
     proto::{FileRef, Kind, PAGE, RelPath, Sync, SyncCall, Time},
 };
 use std::{
+    ops::Range,
     sync::{Mutex, PoisonError, atomic::Ordering},
     time::{Duration, Instant},
 };
@@ -153,13 +154,15 @@ impl Core {
             return Ok(out);
         }
         self.reads[1].fetch_add(1, Ordering::Relaxed);
-        let ahead = || self.read_ahead(id, file, record.zero_from, handle, (offset, len));
         match self.cache.read(file, offset, &mut out).map_err(errno_of)? {
             CacheRead::Complete => {
-                ahead();
+                self.read_ahead(id, file, record.zero_from, handle, (offset, len));
                 self.reads[0].fetch_add(1, Ordering::Relaxed);
             }
-            CacheRead::Missing(blocks) => self.fetch_missing(id, file, offset, &mut out, blocks, ahead)?,
+            CacheRead::Missing(blocks) => {
+                let next = self.next_reads(file, record.zero_from, handle, (offset, len));
+                self.fetch_missing(id, file, offset, &mut out, blocks, next)?;
+            }
         }
         Ok(out)
     }
@@ -182,32 +185,39 @@ impl Core {
         matches!(self.cache.read(file, offset, &mut out), Ok(CacheRead::Complete))
     }
 
-    /// Records a read, and fetches ahead what is likely to be read next; whether anything is.
+    /// Records a read, and fetches ahead what is likely to be read next.
     pub(in crate::client) fn read_ahead(
         &self,
         id: u64,
         file: FileId,
         size: u64,
         handle: Option<&FileHandle>,
+        read: (u64, u64),
+    ) {
+        let next = self.next_reads(file, size, handle, read);
+        if !next.is_empty()
+            && let Some(source) = self.fetch_subject(id, file)
+        {
+            next.into_iter().for_each(|range| _ = self.fetch(&source, &range.collect::<Vec<_>>(), true));
+        }
+    }
+
+    /// Records a read; returns the blocks that are likely to be read next.
+    fn next_reads(
+        &self,
+        file: FileId,
+        size: u64,
+        handle: Option<&FileHandle>,
         (offset, len): (u64, u64),
-    ) -> bool {
+    ) -> Vec<Range<u64>> {
         let block = self.cache.block_size();
         let (first, last, total) = (offset / block, (offset + len - 1) / block, size.div_ceil(block));
         self.read_history().record(file, first, last);
-        let Some(handle) = handle else { return false };
-        let ranges = lock(&handle.reader).read(first, last, total);
-        if ranges.is_empty() {
-            return false;
-        }
-        let Some(source) = self.fetch_subject(id, file) else { return false };
-        for range in ranges {
-            self.fetch(&source, &range.collect::<Vec<_>>(), true);
-        }
-        true
+        handle.map_or_else(Vec::new, |handle| lock(&handle.reader).read(first, last, total))
     }
 
-    /// Fetches what is missing of these blocks and fills `out`. The rest of the blocks, and the readahead if
-    /// this read is one of a sequence, are requested after the pages that are waited for.
+    /// Fetches what is missing of these blocks and fills `out`. The rest of the blocks, and the blocks `next`
+    /// if this read is one of a sequence, are requested after the pages that are waited for.
     fn fetch_missing(
         &self,
         id: u64,
@@ -215,10 +225,10 @@ impl Core {
         offset: u64,
         out: &mut [u8],
         mut missing: Vec<u64>,
-        ahead: impl FnOnce() -> bool,
+        next: Vec<Range<u64>>,
     ) -> Result<()> {
         let _waits = self.connection.waiting();
-        let mut ahead = Some(ahead);
+        let mut next = Some(next);
         for _ in 0..TRIES {
             self.flush_changes(id)?;
             let source = self.fetch_subject(id, file).ok_or(Errno::ESTALE)?;
@@ -231,12 +241,15 @@ impl Core {
                 true => self.fetch(&source, &missing, false),
                 false => self.fetch_read(&source, &missing, read),
             };
-            if let Some(ahead) = ahead.take() {
-                self.fetch_rest(&source, &missing, read, if whole { 0 } else { self.room() });
-                if ahead() {
+            if let Some(next) = next.take() {
+                let room = match whole {
+                    true => 0,
                     // The next reads want the block, whatever room there is.
-                    self.fetch_rest(&source, &missing, read, u64::MAX);
-                }
+                    false if !next.is_empty() => u64::MAX,
+                    false => self.room(),
+                };
+                self.fetch_rest(&source, &missing, read, room);
+                next.into_iter().for_each(|range| _ = self.fetch(&source, &range.collect::<Vec<_>>(), true));
             }
             for flight in flights {
                 match flight.wait() {

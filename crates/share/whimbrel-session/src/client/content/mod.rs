@@ -6,3 +6,4 @@ pub(in crate::client) mod free_space;
 pub(in crate::client) mod hole_query;
 pub(in crate::client) mod server_copies;
 pub(in crate::client) mod space;
+pub(in crate::client) mod warm_files;

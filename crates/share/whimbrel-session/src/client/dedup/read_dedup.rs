@@ -162,9 +162,11 @@ impl Core {
         if self.lacks_key(file, source.size) {
             return true;
         }
-        let rate = self.connection.rate().unwrap_or(DEFAULT_RATE);
-        let asked =
-            DigestQuery { bytes: range.len.into(), waited, rate, round_trip: round_trip.as_secs_f64() };
+        let (rate, round_trip) = match self.options.slow_round_trip.is_zero() {
+            true => (DEFAULT_RATE, 0.0),
+            false => (self.connection.rate().unwrap_or(DEFAULT_RATE), round_trip.as_secs_f64()),
+        };
+        let asked = DigestQuery { bytes: range.len.into(), waited, rate, round_trip };
         self.with_estimate(file, |odds| odds.is_worthwhile(asked))
     }
 

@@ -4,17 +4,12 @@
 //! is an `fsync`. Its size is fixed at opening. If the file is truncated later, reads beyond its end fail
 //! with `EIO`. If it was put aside because of a conflict, the next flush fails with `ESTALE`.
 
-use crate::client::{
-    content::file_content::FileHandle, namespace::directory_cache::errno_of_path_error, session::Core,
-};
-use crate::{
-    cache::CacheRead,
-    proto::{Name, RelPath},
-};
+use crate::client::{content::file_content::FileHandle, session::Core};
+use crate::{cache::CacheRead, proto::RelPath};
 use rustix::fs::OFlags;
 use std::{io, sync::Arc, sync::atomic::Ordering};
 use whimbrel_block::{BlockError, Device};
-use whimbrel_fuse::{Access, Errno, ROOT, Result};
+use whimbrel_fuse::{Access, Errno, Result};
 
 /// Unit for writing zeros and for long reads.
 const CHUNK: usize = 1 << 20;
@@ -35,10 +30,8 @@ fn failed(action: &'static str, offset: u64) -> impl FnOnce(Errno) -> BlockError
 impl FileDisk {
     /// Opens the file at `path`; read-only if its policy forbids writes.
     pub(in crate::client) fn open(core: &Arc<Core>, path: &RelPath) -> Result<Self> {
-        let mut id = ROOT;
-        for part in path.as_bytes().split(|byte| *byte == b'/') {
-            id = core.lookup(id, &Name::new(part).map_err(errno_of_path_error)?)?;
-        }
+        let held = core.hold_names();
+        let id = core.resolve(&held, path)?;
         let open = |flags: OFlags| core.open(id, Access { flags: flags.bits().cast_signed() });
         let (read_only, (_, handle)) = match open(OFlags::RDWR) {
             Err(Errno::EROFS) => (true, open(OFlags::RDONLY)?),

@@ -1,10 +1,15 @@
-//! The control socket of a mount: requests of `whimbrel session`, one line of JSON each way.
+//! The control socket of a mount: requests of `whimbrel session`, one line of JSON each way. Before the
+//! response to one that takes long there may be lines of progress; who goes away cancels it.
 //!
 //! The socket is in the cache's directory, which only its owner may enter, and has mode 0600. A client must
 //! be that user or root. Requests are bounded.
 
 use super::nbd_exports::{ExportStatus, NbdExports};
-use crate::client::session::{Session, SessionStatus};
+use crate::client::{
+    content::warm_files::WarmProgress,
+    session::{Session, SessionStatus},
+};
+use crate::proto::RelPath;
 use serde::{Deserialize, Serialize};
 use std::{
     fs,
@@ -16,7 +21,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{Arc, mpsc::Sender},
     thread::JoinHandle,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// Longest request in bytes.
@@ -25,6 +30,9 @@ const MAX_REQUEST: u64 = 64 << 10;
 const MAX_RESPONSE: u64 = 16 << 20;
 /// Time limit of a client: a write-back may take long.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(3600);
+
+/// Time between lines of progress.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Pause after a failed accept, so that it does not spin.
 const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(50);
@@ -61,6 +69,21 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         socket: Option<PathBuf>,
     },
+    /// Fetch a file, or all files below a directory.
+    Warm {
+        /// Path in the session's directory.
+        path: String,
+    },
+    /// Fetch them, and have their content stay in the cache.
+    Pin {
+        /// Path in the session's directory.
+        path: String,
+    },
+    /// End pins at or below a path.
+    Unpin {
+        /// Path in the session's directory.
+        path: String,
+    },
 }
 
 /// Response to a request.
@@ -81,6 +104,17 @@ pub struct Response {
     /// Files served over NBD.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub exports: Vec<ExportStatus>,
+    /// What is in the cache of the files that were fetched.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warmed: Option<WarmProgress>,
+}
+
+/// A line of an answer.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Line {
+    Response(Box<Response>),
+    Progress(WarmProgress),
 }
 
 /// A request to a mount failed, or its socket could not be created.
@@ -192,6 +226,7 @@ impl ControlServer {
         stream.set_read_timeout(Some(Duration::from_secs(10)))?;
         let mut line = String::new();
         BufReader::new(stream.take(MAX_REQUEST)).read_line(&mut line)?;
+        let mut warmed = None;
         let error = match serde_json::from_str(&line) {
             Err(error) => Some(error.to_string()),
             Ok(Request::Show) => None,
@@ -203,6 +238,12 @@ impl ControlServer {
             Ok(Request::End { leave }) => end(&self.session, leave, &self.ended),
             Ok(Request::Nbd { file, socket: Some(socket) }) => self.exports.start(&file, &socket).err(),
             Ok(Request::Nbd { file, socket: None }) => self.exports.end(&file).err(),
+            Ok(Request::Warm { path }) => self.warm(&path, false, stream).map(|now| warmed = Some(now)).err(),
+            Ok(Request::Pin { path }) => self.warm(&path, true, stream).map(|now| warmed = Some(now)).err(),
+            Ok(Request::Unpin { path }) => {
+                let ended = path_of(&path).and_then(|path| self.session.unpin(&path).map_err(text));
+                ended.err()
+            }
         };
         let response = Response {
             error,
@@ -211,12 +252,49 @@ impl ControlServer {
             pid: std::process::id(),
             status: self.session.status(),
             exports: self.exports.status(),
+            warmed,
         };
         let mut bytes = serde_json::to_vec(&response)?;
         bytes.push(b'\n');
         let mut stream = stream;
         stream.write_all(&bytes)
     }
+
+    /// Fetches files while the client reads the progress; the error is a text.
+    fn warm(&self, path: &str, pin: bool, mut stream: &UnixStream) -> Result<WarmProgress, String> {
+        let path = path_of(path)?;
+        if pin {
+            self.session.pin(&path).map_err(text)?;
+        }
+        let mut told = Instant::now();
+        let mut report = |now: WarmProgress| {
+            if told.elapsed() < PROGRESS_INTERVAL {
+                return true;
+            }
+            told = Instant::now();
+            let line = serde_json::to_vec(&now).unwrap_or_default();
+            stream.write_all(&[&line[..], b"\n"].concat()).is_ok()
+        };
+        self.session.warm(&path, &mut report).map_err(text)
+    }
+}
+
+/// A path in the session's directory, `.` or `/` for the directory itself.
+fn path_of(text: &str) -> Result<RelPath, String> {
+    let inner = text.trim_matches('/');
+    let inner = if inner == "." { "" } else { inner };
+    RelPath::new(inner.as_bytes()).map_err(|error| format!("{text:?}: {error}"))
+}
+
+/// An error with its causes, for people.
+fn text(error: impl std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text += &format!(": {error}");
+        cause = error.source();
+    }
+    text
 }
 
 /// Ends a session; returns why it does not end, or what it leaves behind.
@@ -234,15 +312,30 @@ fn end(session: &Session, leave: bool, ended: &Sender<()>) -> Option<String> {
 
 /// Sends a request to the mount that listens on `path`.
 pub fn send_request(path: &Path, request: &Request) -> Result<Response, ControlError> {
+    send_request_with_progress(path, request, &mut |_| {})
+}
+
+/// Sends a request to the mount that listens on `path`, and calls `show` with the progress of a long one.
+pub fn send_request_with_progress(
+    path: &Path,
+    request: &Request,
+    show: &mut dyn FnMut(WarmProgress),
+) -> Result<Response, ControlError> {
     let failed = |source| ControlError { action: "ask", path: path.to_owned(), source };
     let mut stream = UnixStream::connect(path).map_err(failed)?;
     stream.set_read_timeout(Some(RESPONSE_TIMEOUT)).map_err(failed)?;
     let mut line = serde_json::to_vec(request).map_err(|error| failed(error.into()))?;
     line.push(b'\n');
     stream.write_all(&line).map_err(failed)?;
-    let mut bytes = Vec::new();
-    stream.take(MAX_RESPONSE).read_to_end(&mut bytes).map_err(failed)?;
-    serde_json::from_slice(&bytes).map_err(|error| failed(error.into()))
+    let mut reader = BufReader::new(stream);
+    loop {
+        let mut line = Vec::new();
+        reader.by_ref().take(MAX_RESPONSE).read_until(b'\n', &mut line).map_err(failed)?;
+        match serde_json::from_slice(&line).map_err(|error| failed(error.into()))? {
+            Line::Progress(now) => show(now),
+            Line::Response(response) => return Ok(*response),
+        }
+    }
 }
 
 /// Control sockets in a directory, of live and dead mounts.

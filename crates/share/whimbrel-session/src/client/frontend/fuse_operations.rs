@@ -4,6 +4,7 @@ use crate::client::{
     content::file_content::FileHandle,
     namespace::{
         directory_cache::{errno_of_path_error, kernel_kind},
+        eviction::NamesGuard,
         inodes::{InodeTable, NameLookup},
     },
     session::{Core, Session},
@@ -52,7 +53,7 @@ impl FuseOperations {
     }
 
     /// The entry of an inode; counts one more reference of the kernel.
-    fn entry(&self, id: u64) -> Result<Entry> {
+    fn entry(&self, _: &NamesGuard<'_>, id: u64) -> Result<Entry> {
         let attributes = self.core.attributes(id)?;
         if let Some(node) = self.core.inodes().get_mut(id) {
             node.refs += 1;
@@ -74,9 +75,10 @@ impl FuseOperations {
         node: EntryKind,
         mode: u32,
     ) -> Result<Entry> {
-        let name = name_of(name)?;
-        let id = self.core.create(parent, &name, node, (mode & 0o7777) as u16, (by.uid, by.gid))?;
-        self.entry(id)
+        let (name, held) = (name_of(name)?, self.core.hold_names());
+        let (mode, owner) = ((mode & 0o7777) as u16, (by.uid, by.gid));
+        let id = self.core.create(&held, (parent, &name), node, mode, owner)?;
+        self.entry(&held, id)
     }
 }
 
@@ -111,8 +113,9 @@ fn set_time(time: SetTime) -> Time {
 
 impl FileSystem for FuseOperations {
     fn lookup(&self, _: Caller, parent: u64, name: &OsStr) -> Result<Entry> {
-        let id = self.core.lookup(parent, &name_of(name)?)?;
-        self.entry(id)
+        let held = self.core.hold_names();
+        let id = self.core.lookup(&held, parent, &name_of(name)?)?;
+        self.entry(&held, id)
     }
 
     fn negative_ttl(&self, parent: u64, name: &OsStr) -> Duration {
@@ -204,8 +207,9 @@ impl FileSystem for FuseOperations {
     }
 
     fn link(&self, _: Caller, inode: u64, parent: u64, name: &OsStr) -> Result<Entry> {
+        let held = self.core.hold_names();
         self.core.link(inode, parent, &name_of(name)?)?;
-        self.entry(inode)
+        self.entry(&held, inode)
     }
 
     fn open(&self, _: Caller, inode: u64, access: Access) -> Result<Opened> {
@@ -221,14 +225,15 @@ impl FileSystem for FuseOperations {
         mode: u32,
         access: Access,
     ) -> Result<(Entry, Opened)> {
-        let wanted = name_of(name)?;
+        let (wanted, held) = (name_of(name)?, self.core.hold_names());
         let (mode, owner) = ((mode & 0o7777) as u16, (by.uid, by.gid));
-        let id = match self.core.create(parent, &wanted, EntryKind::File, mode, owner) {
+        let id = match self.core.create(&held, (parent, &wanted), EntryKind::File, mode, owner) {
             // Another program was faster; that matters only with `O_EXCL`.
-            Err(Errno::EEXIST) if !access.exclusive() => self.core.lookup(parent, &wanted)?,
+            Err(Errno::EEXIST) if !access.exclusive() => self.core.lookup(&held, parent, &wanted)?,
             made => made?,
         };
-        let entry = self.entry(id)?;
+        let entry = self.entry(&held, id)?;
+        drop(held);
         let (opened, handle) = self.core.open(id, access)?;
         Ok((entry, Opened { handle: self.insert_handle(handle), ..opened }))
     }
@@ -279,12 +284,14 @@ impl FileSystem for FuseOperations {
 
     fn opendir(&self, _: Caller, inode: u64) -> Result<u64> {
         self.core.evict_names();
-        self.core.complete_directory(inode)?;
+        let held = self.core.hold_names();
+        self.core.complete_directory(&held, inode)?;
         let mut nodes = self.core.inodes();
         let entries = nodes.dir(inode).ok_or(Errno::ENOTDIR)?.entries.clone();
         let mut listing: Vec<_> =
             entries.into_iter().map(|(name, id)| (name, id, kind_of(&nodes, id))).collect();
         drop(nodes);
+        drop(held);
         listing.sort_unstable_by(|a, b| a.0.cmp(&b.0));
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         self.dirs.write().unwrap_or_else(PoisonError::into_inner).insert(number, Arc::new(listing));

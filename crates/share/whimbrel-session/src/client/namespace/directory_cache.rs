@@ -3,7 +3,7 @@
 //! One request brings a small directory completely, so that lookups of its other names, and of absent names,
 //! are answered here. Large directories are listed in parts, all but the first at once.
 
-use super::{id_map::IdKind, inodes::NameLookup};
+use super::{eviction::NamesGuard, id_map::IdKind, inodes::NameLookup};
 use crate::client::{
     connection::server_connection::CallFailure,
     session::{Core, errno_of},
@@ -33,7 +33,7 @@ pub(in crate::client) fn errno_of_path_error(error: PathError) -> Errno {
 }
 
 impl Core {
-    pub(in crate::client) fn lookup(&self, parent: u64, name: &Name) -> Result<u64> {
+    pub(in crate::client) fn lookup(&self, _: &NamesGuard<'_>, parent: u64, name: &Name) -> Result<u64> {
         for _ in 0..TRIES {
             let ttl = self.ttl_of(parent);
             match self.inodes().look_up(parent, name, ttl) {
@@ -75,8 +75,6 @@ impl Core {
         large: bool,
     ) -> bool {
         let mut nodes = self.inodes();
-        // Many others may have been used since the question; what it brings is looked at next.
-        nodes.dir_used(parent);
         let Some(dir) = nodes.dir(parent) else { return false };
         if dir.changes != changes {
             return false;
@@ -183,8 +181,16 @@ impl Core {
         }
     }
 
+    /// The inode that a path leads to.
+    pub(in crate::client) fn resolve(&self, held: &NamesGuard<'_>, path: &RelPath) -> Result<u64> {
+        let names = path.as_bytes().split(|byte| *byte == b'/').filter(|name| !name.is_empty());
+        names
+            .map(|name| Name::new(name).map_err(errno_of_path_error))
+            .try_fold(ROOT, |at, name| self.lookup(held, at, &name?))
+    }
+
     /// Makes the cached list of a directory's names complete.
-    pub(in crate::client) fn complete_directory(&self, id: u64) -> Result<()> {
+    pub(in crate::client) fn complete_directory(&self, _: &NamesGuard<'_>, id: u64) -> Result<()> {
         for _ in 0..TRIES {
             let ttl = self.ttl_of(id);
             if self.inodes().is_complete(id, ttl) {

@@ -10,7 +10,7 @@ use crate::{
     proto::{Attr, Entry, Ident, Kind, Name, PathError, RelPath, Time},
 };
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     time::{Duration, Instant},
 };
 use whimbrel_fuse::ROOT;
@@ -103,6 +103,10 @@ pub(in crate::client) struct InodeTable {
     pub(super) uses: u64,
     /// Number of inodes, or of uses, beyond which the next eviction is due.
     pub(super) next_eviction: (usize, u64),
+    /// Number of evictions so far.
+    pub(in crate::client) evictions: u64,
+    /// Operations in progress that hold names, by the number of uses when each began.
+    pub(super) held: BTreeMap<u64, usize>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -166,6 +170,8 @@ impl InodeTable {
             recalls: RecallLog::default(),
             uses: 0,
             next_eviction: (0, 0),
+            evictions: 0,
+            held: BTreeMap::new(),
         }
     }
 

@@ -5,7 +5,7 @@ pub(in crate::client) mod change_batch;
 pub(in crate::client) mod change_merge;
 pub(in crate::client) mod change_queue;
 pub(in crate::client) mod directory_cache;
-mod eviction;
+pub(in crate::client) mod eviction;
 pub(in crate::client) mod id_map;
 pub(in crate::client) mod inodes;
 pub(in crate::client) mod name_changes;

@@ -7,6 +7,7 @@
 
 use super::{
     directory_cache::errno_of_path_error,
+    eviction::NamesGuard,
     inodes::{Inode, InodeTable, long_ago},
 };
 use crate::client::{
@@ -68,13 +69,17 @@ impl Core {
     /// Creates a file of any type for a user and group of this host.
     pub(in crate::client) fn create(
         &self,
-        parent: u64,
-        name: &Name,
+        held: &NamesGuard<'_>,
+        (parent, name): (u64, &Name),
         node: EntryKind,
         mode: u16,
         caller: (u32, u32),
     ) -> Result<u64> {
-        let path = self.inodes().path_of(parent, name).map_err(errno_of_path_error)?;
+        let path = {
+            let mut nodes = self.inodes();
+            nodes.dir_used(parent);
+            nodes.path_of(parent, name).map_err(errno_of_path_error)?
+        };
         let stamp = self.stamp();
         let (owner, mode) = self.owner_of_new(parent, &node, mode, caller);
         let op = match &node {
@@ -89,7 +94,7 @@ impl Core {
             _ => Op::Make { path: path.clone(), node: node.clone(), mode, owner, stamp },
         };
         let new = NewFile { node, mode, owner, stamp };
-        if self.is_deferred(&path, &[parent])? {
+        if self.is_deferred(held, &path, &[parent])? {
             return self.create_deferred(parent, name, new, (path, op));
         }
         let made = self.make_change_now(&op)?;
@@ -180,19 +185,20 @@ impl Core {
 
     /// Whether the server makes a change of this name later; if so, makes the names of these directories
     /// complete.
-    fn is_deferred(&self, path: &RelPath, dirs: &[u64]) -> Result<bool> {
+    fn is_deferred(&self, held: &NamesGuard<'_>, path: &RelPath, dirs: &[u64]) -> Result<bool> {
         match self.policy_of(path) {
             Policy::None => Err(Errno::EROFS),
             Policy::Through => Ok(false),
             Policy::Back => {
-                dirs.iter().try_for_each(|dir| self.complete_directory(*dir))?;
+                dirs.iter().try_for_each(|dir| self.complete_directory(held, *dir))?;
                 Ok(true)
             }
         }
     }
 
     pub(in crate::client) fn remove(&self, parent: u64, name: &Name, dir: bool) -> Result<()> {
-        let id = self.lookup(parent, name)?;
+        let held = self.hold_names();
+        let id = self.lookup(&held, parent, name)?;
         let path = self.inodes().path_of(parent, name).map_err(errno_of_path_error)?;
         let kind = self.inodes().get(id).ok_or(Errno::ESTALE)?.attr.kind;
         match (dir, kind == Kind::Dir) {
@@ -201,9 +207,9 @@ impl Core {
             _ => {}
         }
         self.flush_before_unlink(id)?;
-        let later = self.is_deferred(&path, &[parent])?;
+        let later = self.is_deferred(&held, &path, &[parent])?;
         if later && dir {
-            self.complete_directory(id)?;
+            self.complete_directory(&held, id)?;
         }
         if !later {
             let op = self.removal(&path, id, dir);
@@ -343,7 +349,8 @@ impl Core {
         to: (u64, &Name),
         no_replace: bool,
     ) -> Result<()> {
-        let id = self.lookup(from.0, from.1)?;
+        let held = self.hold_names();
+        let id = self.lookup(&held, from.0, from.1)?;
         let paths = {
             let nodes = self.inodes();
             (
@@ -357,7 +364,7 @@ impl Core {
         if paths.1.is_within(&paths.0) && paths.0 != paths.1 {
             return Err(Errno::EINVAL);
         }
-        let replaced = match self.lookup(to.0, to.1) {
+        let replaced = match self.lookup(&held, to.0, to.1) {
             Ok(other) => Some(other),
             Err(Errno::ENOENT) => None,
             Err(errno) => return Err(errno),
@@ -365,9 +372,9 @@ impl Core {
         if replaced == Some(id) {
             return Ok(());
         }
-        let later = self.is_deferred(&paths.1, &[from.0, to.0])?;
+        let later = self.is_deferred(&held, &paths.1, &[from.0, to.0])?;
         if later && let Some(other) = replaced.filter(|other| self.is_dir(*other)) {
-            self.complete_directory(other)?;
+            self.complete_directory(&held, other)?;
         }
         // A file of which nothing is known here must not be replaced either.
         let keep = no_replace || replaced.is_none();
@@ -469,7 +476,8 @@ impl Core {
             (nodes.path(id).ok_or(Errno::ENOENT)?, nodes.path_of(parent, name).map_err(errno_of_path_error)?)
         };
         let op = Op::Link { from, path: path.clone() };
-        if self.is_deferred(&path, &[parent])? {
+        let held = self.hold_names();
+        if self.is_deferred(&held, &path, &[parent])? {
             let mut nodes = self.inodes();
             if nodes.dir(parent).ok_or(Errno::ENOTDIR)?.entries.contains_key(name) {
                 return Err(Errno::EEXIST);

@@ -44,7 +44,8 @@ impl Core {
             }
             (parent, name, owner)
         };
-        let beside = self.lookup(parent, &name).ok();
+        let held = self.hold_names();
+        let beside = self.lookup(&held, parent, &name).ok();
         let attr = beside.and_then(|beside| Some(self.inodes().get(beside)?.attr));
         let (Some(beside), Some(attr)) = (beside, attr) else {
             lock(&self.hints.known).remove(&file);

@@ -7,7 +7,7 @@
 use crate::client::session::Core;
 use crate::{
     cache::FileId,
-    proto::{Kind, Name, RelPath},
+    proto::{Kind, RelPath},
 };
 use serde::{Deserialize, Serialize};
 use std::{
@@ -19,7 +19,7 @@ use std::{
     thread,
     time::Duration,
 };
-use whimbrel_fuse::{Errno, ROOT};
+use whimbrel_fuse::Errno;
 
 const VERSION: u32 = 1;
 /// Most blocks recorded in one session: 4 GiB in blocks of 64 KiB.
@@ -149,18 +149,14 @@ impl Core {
 
     /// Fetches blocks and returns how many were not here before.
     fn prefetch(&self, path: &RelPath, blocks: std::ops::Range<u64>) -> Result<u64, Errno> {
-        let mut id = ROOT;
-        for part in path.as_bytes().split(|byte| *byte == b'/') {
-            id = self.lookup(
-                id,
-                &Name::new(part).map_err(crate::client::namespace::directory_cache::errno_of_path_error)?,
-            )?;
-        }
+        let held = self.hold_names();
+        let id = self.resolve(&held, path)?;
         if self.inodes().get(id).is_none_or(|node| node.attr.kind != Kind::File) {
             return Err(Errno::EINVAL);
         }
         let file = self.file_of(id)?;
         let source = self.fetch_subject(id, file).ok_or(Errno::ESTALE)?;
+        drop(held);
         let (size, end) = (self.cache.block_size(), source.size.div_ceil(self.cache.block_size()));
         let missing: Vec<u64> = (blocks.start..blocks.end.min(end))
             .filter(|block| !self.cache.has_block(file, *block, source.size))

@@ -40,6 +40,8 @@ struct Wave {
     begun: Instant,
     /// Number of local changes so far.
     changes: u64,
+    /// Number of evictions so far.
+    evictions: u64,
     before: HashMap<u64, DirState>,
     parts: Vec<Vec<(u64, RelPath)>>,
 }
@@ -103,13 +105,25 @@ impl Core {
         let size = known.len().div_ceil(MAX_REQUESTS).clamp(1, PART.0);
         let parts: Vec<_> = known.chunks(size).map(<[_]>::to_vec).collect();
         let changes = self.writeback.changes();
-        (!parts.is_empty()).then_some(Wave { below, begun: Instant::now(), changes, before, parts })
+        let evictions = nodes.evictions;
+        (!parts.is_empty()).then_some(Wave {
+            below,
+            begun: Instant::now(),
+            changes,
+            evictions,
+            before,
+            parts,
+        })
     }
 
     /// Stores a reply; returns the directories below that it did not bring.
     fn store_dirs(&self, wave: &Wave, dirs: Vec<WalkedDir>) -> Vec<u64> {
         let (mut updates, mut below) = (Vec::new(), Vec::new());
         let mut nodes = self.inodes();
+        if nodes.evictions != wave.evictions && self.writeback.changes() != wave.changes {
+            // What was changed here meanwhile may have left, so that nothing tells that the reply lacks it.
+            return Vec::new();
+        }
         for WalkedDir { ident, entries } in dirs {
             let Some(id) = nodes.by_ident(&ident) else { continue };
             let Some(dir) = nodes.dir(id) else { continue };
@@ -134,7 +148,6 @@ impl Core {
         // Attributes that were changed here meanwhile are newer than the reply.
         let changed = self.writeback.changes() != wave.changes;
         drop(nodes);
-        self.evict_names();
         self.invalidate_kernel_names();
         if !changed {
             updates.into_iter().for_each(|(id, attr)| self.store_attr(id, attr, wave.begun));
@@ -157,6 +170,7 @@ impl Core {
             next.extend(part[reached..].iter().map(|(id, _)| *id));
             next.extend(self.store_dirs(wave, dirs));
         }
+        self.evict_names();
         Ok((next, names))
     }
 }
