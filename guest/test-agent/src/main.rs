@@ -17,6 +17,7 @@ mod memory;
 mod random;
 mod request;
 mod serve;
+mod tpm;
 mod traffic;
 
 use answer::TestAgent;
