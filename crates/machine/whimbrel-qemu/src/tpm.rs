@@ -36,7 +36,7 @@ const LOG: &str = "log";
 /// TPM that waits for its QEMU.
 #[derive(Debug)]
 pub struct Tpm {
-    /// Its process.
+    /// Process to record, so that it can be ended later.
     pub process: ProcessIdentity,
     /// Connection for [`crate::LaunchSpec::tpm`]. The TPM ends when no process has it any more.
     pub control: Arc<OwnedFd>,

@@ -55,8 +55,8 @@ impl Core {
     }
 }
 
-/// Adds the disk for the state of a new TPM to those of a machine; returns its index. Refused if this host has
-/// no program that could be the TPM.
+/// Adds the disk for the state of a new TPM to those of a machine; returns its index. Refused if this host
+/// has no program that could be the TPM.
 pub(crate) fn add_tpm(
     firmware: &Firmware,
     disks: &mut Vec<DiskConfig>,

@@ -178,7 +178,7 @@ impl Daemon {
         let slot = record.process.as_ref().map(|process| self.directories.runtime_dir(&process.slot));
         if let Some(slot) = &slot {
             runtime_dir::end(slot);
-            self.keep_tpm(record, slot);
+            self.save_tpm(record, slot);
         }
         let has_shut_down = slot.is_some_and(|slot| RuntimeMark::ShutDown.is_on(&slot));
         let cause = std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string);
@@ -198,15 +198,15 @@ impl Daemon {
         }
     }
 
-    /// Keeps the state that the TPM of a machine left, which has ended while nobody watched it.
-    fn keep_tpm(&self, record: &Record, slot: &Path) {
+    /// Saves the state that the TPM of a machine left, which has ended while nobody watched it.
+    fn save_tpm(&self, record: &Record, slot: &Path) {
         let Some(index) = record.config.tpm.map(|index| index as usize) else { return };
         let Some(base) = record.bases.get(index) else { return };
         let dirs = self.directories.machine_dirs(&record.name);
         let opened = StoppedDisk::open((&dirs, &self.store), (index, TPM_DISK.0), base);
-        if let Err(error) = opened.and_then(|disk| disk.keep_tpm(slot)) {
+        if let Err(error) = opened.and_then(|disk| disk.save_tpm(slot)) {
             let error = &error as &dyn std::error::Error;
-            tracing::error!(name = %record.name, error, "could not keep the state of a TPM");
+            tracing::error!(name = %record.name, error, "could not save the state of a TPM");
         }
     }
 

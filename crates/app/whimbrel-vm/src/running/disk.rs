@@ -9,7 +9,7 @@ use super::{
     error::Cause,
     missing_pages::{DiskPageStore, MissingDiskPages},
     runtime_dir::{self, RuntimeDir},
-    tpm_disk::{TpmDisk, keep_left},
+    tpm_disk::{TpmDisk, save_left},
 };
 use std::{
     os::unix::fs::MetadataExt,
@@ -152,8 +152,8 @@ impl RunningDisk {
     }
 
     /// Keeps what its TPM has written by now.
-    pub(super) fn keep_tpm(&self) {
-        self.tpm.iter().for_each(TpmDisk::keep_now);
+    pub(super) fn save_tpm(&self) {
+        self.tpm.iter().for_each(TpmDisk::save_now);
     }
 
     /// Keeps what its TPM writes from now on.
@@ -319,8 +319,8 @@ impl StoppedDisk {
     }
 
     /// Keeps the state that its TPM left in the runtime directory of a machine that has ended by itself.
-    pub fn keep_tpm(&self, slot: &Path) -> Result<(), RunningError> {
-        let kept = keep_left(self.tracked.clone(), &runtime_dir::tpm_dir(slot));
+    pub fn save_tpm(&self, slot: &Path) -> Result<(), RunningError> {
+        let kept = save_left(self.tracked.clone(), &runtime_dir::tpm_dir(slot));
         kept.map_err(|source| RunningError::Disk { disk: self.name.clone(), source })
     }
 }

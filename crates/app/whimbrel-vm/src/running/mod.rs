@@ -359,7 +359,7 @@ impl RunningMachine {
     pub fn end(mut self) {
         self.disconnect();
         self.qemu.kill();
-        self.disks.iter().for_each(RunningDisk::keep_tpm);
+        self.disks.iter().for_each(RunningDisk::save_tpm);
         drop(self.dirty_logs);
         drop(self.memory);
         self.runtime_dir.remove();

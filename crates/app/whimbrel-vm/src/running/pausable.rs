@@ -51,7 +51,7 @@ impl whimbrel_machine::Machine for PausableMachine<'_> {
         self.disks.iter().for_each(|disk| disk.throttle().set_rate(None));
         self.buffer_frames();
         self.qemu.pause().inspect_err(|_| self.deliver_frames())?;
-        self.disks.iter().for_each(RunningDisk::keep_tpm);
+        self.disks.iter().for_each(RunningDisk::save_tpm);
         Ok(())
     }
 
@@ -68,7 +68,7 @@ impl whimbrel_machine::Machine for PausableMachine<'_> {
         self.buffer_frames();
         let paused = if self.keep_paused { self.qemu.pause() } else { self.qemu.pause_for_state() };
         paused.inspect_err(|_| self.deliver_frames())?;
-        self.disks.iter().for_each(RunningDisk::keep_tpm);
+        self.disks.iter().for_each(RunningDisk::save_tpm);
         Ok(())
     }
 

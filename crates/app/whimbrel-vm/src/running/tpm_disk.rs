@@ -5,8 +5,9 @@
 //! machine once more. So disks of capsules, clones, moves and epochs have what the guest was told is stored.
 //! A machine that is loaded has its TPM in its device state; swtpm makes the file of that.
 //!
-//! The disk has two records, the newer of which counts, and the older one is replaced: a loss of power in the
-//! middle leaves the other. Integers are little endian, the digest is of all that follows it:
+//! The disk (docs/formats/tpm.md) has two records, the newer of which counts, and the older one is replaced: a
+//! loss of power in the middle leaves the other. Integers are little endian, the digest is of all that
+//! follows it:
 //!
 //! ```text
 //! half   = magic[8] digest[32] number:u64 len:u64 state[len]      at 0 and at half of the disk
@@ -46,12 +47,12 @@ const DIGEST: usize = MAGIC.len();
 const NUMBER: usize = DIGEST + 32;
 const LEN: usize = NUMBER + 8;
 const STATE: usize = LEN + 8;
-/// Longest state.
+/// Longest state that fits into one half.
 const STATE_MAX: usize = HALF as usize - STATE;
 /// Interval at which the file is looked at if the kernel has no more watches to give.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 
-/// Why a state cannot be read or kept.
+/// Why a state cannot be read or saved.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum TpmStateError {
     #[error("the state of the TPM is damaged: resume or rewind to a capsule that has a good one")]
@@ -68,19 +69,19 @@ pub(super) enum TpmStateError {
 
 /// Disk of a TPM, and the file that it keeps.
 pub(super) struct TpmDisk {
-    keeper: Arc<Keeper>,
+    saver: Arc<Saver>,
     watcher: Mutex<Option<Watcher>>,
 }
 
-struct Keeper {
+struct Saver {
     device: Arc<dyn Device>,
     dir: PathBuf,
-    kept: Mutex<Kept>,
+    saved: Mutex<Saved>,
 }
 
 /// What is on the disk already.
 #[derive(Default)]
-struct Kept {
+struct Saved {
     /// The file that was looked at last: inode, time of change, length.
     seen: Option<(u64, i64, i64, u64)>,
     /// Number of the newest record and digest of its state, once the disk was read.
@@ -95,40 +96,40 @@ struct Watcher {
 impl TpmDisk {
     /// The disk `device` for the state of the TPM that works in `dir`.
     pub(super) fn new(device: Arc<dyn Device>, dir: PathBuf) -> Self {
-        let keeper = Arc::new(Keeper { device, dir, kept: Mutex::default() });
-        Self { keeper, watcher: Mutex::default() }
+        let saver = Arc::new(Saver { device, dir, saved: Mutex::default() });
+        Self { saver, watcher: Mutex::default() }
     }
 
     /// Writes the file for a TPM that is about to start, unless it is to be a new one.
     pub(super) fn write_file(&self, user: Option<MachineUser>) -> Result<(), TpmStateError> {
-        let mut kept = lock(&self.keeper.kept);
-        let (number, state) = newest(&*self.keeper.device)?.unwrap_or_default();
-        kept.newest = Some((number, Digest::of(&state)));
+        let mut saved = lock(&self.saver.saved);
+        let (number, state) = newest(&*self.saver.device)?.unwrap_or_default();
+        saved.newest = Some((number, Digest::of(&state)));
         if number == 0 {
             return Ok(());
         }
-        let path = self.keeper.dir.join(TPM_STATE);
+        let path = self.saver.dir.join(TPM_STATE);
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
         file.write_all(&state)?;
         Ok(user.map_or(Ok(()), |user| user.give(&path))?)
     }
 
     /// Keeps what the TPM has written by now. It does not wait for other hosts.
-    pub(super) fn keep_now(&self) {
-        report(self.keeper.keep(false));
+    pub(super) fn save_now(&self) {
+        report(self.saver.save(false));
     }
 
     /// Keeps what the TPM writes from now on, in the background, and what it has written before.
     pub(super) fn watch(&self) {
         let mut watcher = lock(&self.watcher);
         if watcher.is_none() {
-            *watcher = Watcher::start(self.keeper.clone())
+            *watcher = Watcher::start(self.saver.clone())
                 .inspect_err(|error| tracing::error!(%error, "cannot watch the state of a TPM"))
                 .ok();
         }
     }
 
-    /// Ends that, after all was kept.
+    /// Ends that, after all was saved.
     pub(super) fn end_watch(&self) {
         if let Some(watcher) = lock(&self.watcher).take() {
             watcher.end();
@@ -143,8 +144,8 @@ impl Drop for TpmDisk {
 }
 
 /// Keeps the state that a TPM in `dir` left, whose machine has ended while nobody watched it.
-pub(super) fn keep_left(device: Arc<dyn Device>, dir: &Path) -> Result<(), Cause> {
-    Ok(TpmDisk::new(device, dir.to_owned()).keeper.keep(true)?)
+pub(super) fn save_left(device: Arc<dyn Device>, dir: &Path) -> Result<(), Cause> {
+    Ok(TpmDisk::new(device, dir.to_owned()).saver.save(true)?)
 }
 
 fn report(done: Result<(), TpmStateError>) {
@@ -154,21 +155,21 @@ fn report(done: Result<(), TpmStateError>) {
     }
 }
 
-impl Keeper {
+impl Saver {
     /// Writes the file to the disk if it has changed. If what is on the disk is not known, that is read
     /// first, or left to the next call.
-    fn keep(&self, may_read: bool) -> Result<(), TpmStateError> {
-        let mut kept = lock(&self.kept);
+    fn save(&self, may_read: bool) -> Result<(), TpmStateError> {
+        let mut saved = lock(&self.saved);
         let Some(file) = open(&self.dir.join(TPM_STATE))? else { return Ok(()) };
         let meta = file.metadata()?;
         let seen = (meta.ino(), meta.mtime(), meta.mtime_nsec(), meta.len());
-        if kept.seen == Some(seen) {
+        if saved.seen == Some(seen) {
             return Ok(());
         }
         if !meta.is_file() || meta.len() > STATE_MAX as u64 {
             return Err(TpmStateError::File);
         }
-        let (number, before) = match kept.newest {
+        let (number, before) = match saved.newest {
             Some(newest) => newest,
             None if !may_read => return Ok(()),
             // What is damaged is replaced.
@@ -185,7 +186,7 @@ impl Keeper {
             self.device.flush()?;
         }
         let number = if digest == before { number } else { number + 1 };
-        *kept = Kept { seen: Some(seen), newest: Some((number, digest)) };
+        *saved = Saved { seen: Some(seen), newest: Some((number, digest)) };
         Ok(())
     }
 
@@ -194,11 +195,11 @@ impl Keeper {
         loop {
             let mut fds = vec![PollFd::new(stop, PollFlags::IN)];
             fds.extend(changes.map(|changes| PollFd::new(changes, PollFlags::IN)));
-            report(self.keep(true));
+            report(self.save(true));
             // A signal makes it look once more.
             let _ = poll(&mut fds, timeout.as_ref());
             if !fds[0].revents().is_empty() {
-                return report(self.keep(true));
+                return report(self.save(true));
             }
             // What changed does not matter.
             let _ = changes.map(|changes| rustix::io::read(changes, &mut [0; 4096]));
@@ -207,13 +208,13 @@ impl Keeper {
 }
 
 impl Watcher {
-    fn start(keeper: Arc<Keeper>) -> io::Result<Self> {
+    fn start(saver: Arc<Saver>) -> io::Result<Self> {
         let stop = eventfd(0, EventfdFlags::CLOEXEC)?;
         let wakes = stop.try_clone()?;
-        let changes = changes_in(&keeper.dir)
+        let changes = changes_in(&saver.dir)
             .inspect_err(|error| tracing::debug!(%error, "no watch for the state of a TPM"))
             .ok();
-        let watch = move || keeper.watch(changes.as_ref(), &wakes);
+        let watch = move || saver.watch(changes.as_ref(), &wakes);
         Ok(Self { thread: thread::Builder::new().name("tpm-disk".into()).spawn(watch)?, stop })
     }
 
