@@ -5,8 +5,8 @@
 //! machine once more. So disks of capsules, clones, moves and epochs have what the guest was told is stored.
 //! A machine that is loaded has its TPM in its device state; swtpm makes the file of that.
 //!
-//! The disk (docs/formats/tpm.md) has two records, the newer of which counts, and the older one is replaced: a
-//! loss of power in the middle leaves the other. Integers are little endian, the digest is of all that
+//! The disk (docs/formats/tpm.md) has two records. The newer one counts, the older one is replaced, so that
+//! a loss of power in the middle leaves the other. Integers are little endian, the digest is of all that
 //! follows it:
 //!
 //! ```text
