@@ -498,7 +498,7 @@ const DAY: Section = Section {
             "Downtime of a guest whose four CPUs all write, beside one that writes as much with one; memory checked.",
         ),
         ("micro.boot", "A small Linux without a BIOS, from the command until its first program prints."),
-        ("uefi.migrate", "What UEFI and its flash memory add to the downtime of a move, memory checked."),
+        ("uefi.migrate", "What UEFI and a TPM add to the downtime of a move, memory checked."),
         (
             "clock",
             "By how much a guest's wall clock is off after many moves, with our agent and with qemu-ga.",

@@ -14,7 +14,8 @@ const SETTINGS: &str = "machine_processes = true\n";
 fn cluster() -> Cluster {
     let mut cluster = Cluster::start(&["alpha"]);
     cluster.host_mut("alpha").restart_with(SETTINGS);
-    Guest::small("web").run(&cluster, cluster.host("alpha"));
+    let arguments = vec!["--tpm".to_owned()];
+    Guest { arguments, ..Guest::small("web") }.run(&cluster, cluster.host("alpha"));
     cluster
 }
 
@@ -65,12 +66,14 @@ fn while_the_daemon_is_stopped_a_guest_has_disk_and_network_and_the_next_daemon_
         // Over the connection of before: neither network nor disk waits for a daemon.
         let alone = witness.write(60).expect("a disk and a network without a daemon");
         assert_same_life(&born, &alone);
+        let in_tpm = witness.tpm(Some(round)).expect("a TPM without a daemon");
         let after = cluster.host("alpha").log_text().len();
         cluster.host_mut("alpha").start_daemon();
         let alpha = cluster.host("alpha");
         alpha.wait_state("web", &["running", "loading"]);
         assert_taken(alpha, after);
         assert_good(&mut witness);
+        assert_eq!(witness.tpm(None).expect("a TPM"), in_tpm);
         if round == 0 {
             // The second time memory is still filled on demand.
             alpha.run(&["suspend", "web"]);

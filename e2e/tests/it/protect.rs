@@ -74,7 +74,7 @@ fn wait_kept(host: &HostProcess, more: usize) {
     }
 }
 
-fn end_qemu(host: &HostProcess) {
+pub(crate) fn end_qemu(host: &HostProcess) {
     signal_qemu(host, "-KILL");
 }
 

@@ -8,6 +8,7 @@ use crate::{
     memory,
     request::{Request, Verb},
     stall::StallMeter,
+    tpm,
 };
 use rustix::system::RebootCommand;
 use std::{
@@ -71,6 +72,10 @@ impl TestAgent {
                 let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
                 format!("unix_us={}", since.as_micros())
             }
+            Some(Verb::Tpm(value)) => match value.map_or(Ok(()), tpm::set).and_then(|()| tpm::describe()) {
+                Ok(text) => text,
+                Err(error) => format!("error={}", one_word(&error.to_string())),
+            },
             Some(Verb::Reboot) => end(RebootCommand::Restart),
             Some(Verb::Poweroff) => end(RebootCommand::PowerOff),
         };

@@ -18,6 +18,7 @@ mod random;
 mod request;
 mod serve;
 mod stall;
+mod tpm;
 mod traffic;
 
 use answer::TestAgent;

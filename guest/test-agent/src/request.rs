@@ -27,6 +27,8 @@ pub(crate) enum Verb {
     Memory,
     /// Report the wall clock.
     Clock,
+    /// Report what the TPM has, after this value was put into it.
+    Tpm(Option<u64>),
     Reboot,
     Poweroff,
 }
@@ -56,6 +58,7 @@ pub(crate) fn parse(line: &str) -> Option<Request<'_>> {
         "cache" => Some(Verb::Cache),
         "memory" => Some(Verb::Memory),
         "clock" => Some(Verb::Clock),
+        "tpm" => Some(Verb::Tpm(words.next().and_then(|value| value.parse().ok()))),
         "reboot" => Some(Verb::Reboot),
         "poweroff" => Some(Verb::Poweroff),
         _ => None,

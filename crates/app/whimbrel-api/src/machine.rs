@@ -223,6 +223,9 @@ pub struct RunRequest {
     /// Hardware of the machine.
     #[serde(default, skip_serializing_if = "Profile::is_default")]
     pub profile: Profile,
+    /// Whether it has a TPM 2.0.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub tpm: bool,
     /// Number of virtual CPUs.
     #[serde(default = "one")]
     pub cpus: u32,

@@ -217,6 +217,7 @@ impl Daemon {
             disks.push(disk);
             bases.push(base);
         }
+        let tpm = request.tpm.then(|| firmware::add_tpm(&firmware, &mut disks, &mut bases)).transpose()?;
         if let Some(wanted) = &request.cloud_init {
             cloud_init::check(wanted)?;
             let (disk, base) = cloud_init::disk(&folder);
@@ -238,6 +239,7 @@ impl Daemon {
             boot,
             agent_port: true,
             firmware,
+            tpm,
         };
         let mut record = Record::new(request.name.clone(), config, bases);
         record.self_service = request.self_service.clone();

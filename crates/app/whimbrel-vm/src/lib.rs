@@ -31,6 +31,6 @@ pub use running::{
     MachineDescription, MachineDirs, MachinePlace, MachineSetup, NetworkPort, Overlay, PagerView,
     PausableMachine, PortTarget, PrestartedQemu, ProcessRecord, QemuDirs, RamFile, RequestSlot, Reservation,
     Reservations, RunningDisk, RunningError, RunningMachine, RunningMemory, RuntimeMark, StoppedDisk,
-    Template, TemplateKey, Templates, TrafficView, Tunnel, TunnelView, is_partial, remove_overlays,
+    TPM_DISK, Template, TemplateKey, Templates, TrafficView, Tunnel, TunnelView, is_partial, remove_overlays,
     runtime_dir,
 };

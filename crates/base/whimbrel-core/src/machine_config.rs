@@ -30,6 +30,10 @@ pub struct MachineConfig {
     /// What starts the guest. Not in messages between hosts either.
     #[serde(default, skip_serializing_if = "Firmware::is_bios", with = "named_member")]
     pub firmware: Firmware,
+    /// Index of the disk with the state of its TPM, if it has one. The guest has no such disk. Not in
+    /// messages between hosts either.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "named_member")]
+    pub tpm: Option<u32>,
 }
 
 impl MachineConfig {
@@ -46,6 +50,7 @@ impl MachineConfig {
             boot: None,
             agent_port: false,
             firmware: Firmware::Bios,
+            tpm: None,
         }
     }
 }

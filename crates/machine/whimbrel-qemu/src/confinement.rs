@@ -39,6 +39,8 @@ pub(crate) struct Confinement {
     /// Network namespace that it enters, with tap devices that it inherits as well and cannot open again; one
     /// of its own if none.
     network: Option<Arc<TapDevices>>,
+    /// A socket that it inherits too; there is no path to open it by.
+    socket: Option<Arc<OwnedFd>>,
 }
 
 /// A user of its own, and the directory that it works in.
@@ -68,13 +70,13 @@ impl Confinement {
         // A core file would have the memory of the guest in it.
         let mut limits = vec![(Resource::Core, 0), (Resource::Nofile, MACHINE_FILES)];
         limits.extend(own.iter().flat_map(|own| own.limits.clone()));
-        Self { limits, own, files: None, inherited, network: None }
+        Self { limits, own, files: None, inherited, network: None, socket: None }
     }
 
     /// For a tool that runs as `user` in the directory `dir`, both of its own.
     pub(crate) fn of_tool(user: u32, dir: OwnedFd, limits: Vec<(Resource, u64)>) -> Self {
         let own = OwnUser { user, groups: Vec::new(), dir, limits: Vec::new() };
-        Self { limits, own: Some(own), files: None, inherited: Vec::new(), network: None }
+        Self { limits, own: Some(own), files: None, inherited: Vec::new(), network: None, socket: None }
     }
 
     /// With a user of its own, `program` opens only what it needs to start, its directory and the files that
@@ -89,6 +91,12 @@ impl Confinement {
     /// In this network, if there is one.
     pub(crate) fn in_network_of(mut self, network: Option<Arc<TapDevices>>) -> Self {
         self.network = network;
+        self
+    }
+
+    /// With this socket, if there is one.
+    pub(crate) fn with_socket(mut self, socket: Option<Arc<OwnedFd>>) -> Self {
+        self.socket = socket;
         self
     }
 
@@ -136,7 +144,12 @@ impl Confinement {
             files.enforce()?;
         }
         let taps = self.network.iter().flat_map(|network| &network.taps);
-        self.inherited.iter().chain(taps).try_for_each(|fd| rustix::io::fcntl_setfd(fd, FdFlags::empty()))
+        let sockets = self.socket.iter().map(AsRef::as_ref);
+        self.inherited
+            .iter()
+            .chain(taps)
+            .chain(sockets)
+            .try_for_each(|fd| rustix::io::fcntl_setfd(fd, FdFlags::empty()))
     }
 }
 

@@ -22,6 +22,7 @@ mod probe;
 mod process;
 mod qmp;
 mod state;
+mod tpm;
 
 pub use console::{Console, ConsoleState, Ended, HeldOutputState, Subscription};
 pub use cpu_features::{common_cpu_features, cpu_model_of};
@@ -42,3 +43,4 @@ pub use probe::{
 pub use process::{HugePages, ProcessError, ProcessIdentity, QemuProcess};
 pub use qmp::{MachineEvent, Qmp, QmpError, QmpState, ShutdownCause};
 pub use state::{DeviceState, MAX_STATE, RamBlock, StateError, StreamError, StreamHeader, compose};
+pub use tpm::{TPM_STATE, Tpm, TpmError};

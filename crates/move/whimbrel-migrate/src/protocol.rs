@@ -36,7 +36,7 @@ pub const PROTOCOL: Protocol = Protocol {
         },
         Version {
             number: FIRMWARE_VERSION,
-            reason: "machines have UEFI or no BIOS at all, and an older target would start none of them",
+            reason: "machines have UEFI, no BIOS at all or a TPM, and an older target would start none of them",
         },
     ],
 };
@@ -47,7 +47,7 @@ pub const RETURN_VERSION: u16 = 3;
 pub const OFFLOADS_VERSION: u16 = 4;
 /// First version whose targets and standbys give machines a port for qemu-ga.
 pub const AGENT_PORT_VERSION: u16 = 5;
-/// First version whose targets and standbys start other firmware than a BIOS.
+/// First version whose targets and standbys start other firmware than a BIOS, and a TPM.
 pub const FIRMWARE_VERSION: u16 = 6;
 
 /// Offers a machine; header [`Offer`], reply [`Offered`].
@@ -181,26 +181,40 @@ pub struct SharedFile {
     pub secret: [u8; 32],
 }
 
-/// The configuration in an offer. A port for qemu-ga and a firmware are suffixes of the machine type, which
-/// no type of QEMU has: a target that does not know one refuses the offer, and the form is that of earlier
-/// versions.
+/// The configuration in an offer. A port for qemu-ga, a firmware and a TPM are suffixes of the machine type,
+/// which no type of QEMU has: a target that does not know one refuses the offer, and the form is that of
+/// earlier versions.
 mod offered_config {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
     use whimbrel_core::{Firmware, MachineConfig};
 
     const AGENT_PORT: &str = "+agent";
+    const TPM: &str = "tpm.";
 
     pub(super) fn serialize<S: Serializer>(config: &MachineConfig, to: S) -> Result<S::Ok, S::Error> {
         let firmware = config.firmware.word().map(|word| format!("+{word}")).unwrap_or_default();
+        let tpm = config.tpm.map(|disk| format!("+{TPM}{disk}")).unwrap_or_default();
         let port = if config.agent_port { AGENT_PORT } else { "" };
-        let machine = format!("{}{firmware}{port}", config.machine);
-        MachineConfig { machine, agent_port: false, firmware: Firmware::Bios, ..config.clone() }.serialize(to)
+        let machine = format!("{}{firmware}{tpm}{port}", config.machine);
+        let plain = MachineConfig {
+            machine,
+            agent_port: false,
+            firmware: Firmware::Bios,
+            tpm: None,
+            ..config.clone()
+        };
+        plain.serialize(to)
     }
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<MachineConfig, D::Error> {
         let mut config = MachineConfig::deserialize(from)?;
         if let Some(machine) = config.machine.strip_suffix(AGENT_PORT) {
             (config.machine, config.agent_port) = (machine.to_owned(), true);
+        }
+        if let Some((machine, word)) = config.machine.rsplit_once('+')
+            && let Some(disk) = word.strip_prefix(TPM).and_then(|disk| disk.parse().ok())
+        {
+            (config.machine, config.tpm) = (machine.to_owned(), Some(disk));
         }
         if let Some((machine, word)) = config.machine.split_once('+')
             && let Some(firmware) = Firmware::of_word(word)

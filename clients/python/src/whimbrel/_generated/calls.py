@@ -280,6 +280,7 @@ class Calls(ABC):
         profile: Profile | None = None,
         publish: list[PortRequest] | None = None,
         settings: MachineSettings | None = None,
+        tpm: bool | None = None,
     ) -> MachineInfo:
         """Create a machine that boots from the disks of a capsule."""
         answer: MachineInfo = self._json(
@@ -297,6 +298,7 @@ class Calls(ABC):
                 "profile": profile,
                 "publish": publish,
                 "settings": settings,
+                "tpm": tpm,
             },
         )
         return answer
@@ -832,6 +834,7 @@ class Calls(ABC):
         publish: list[PortRequest] | None = None,
         self_service: SelfService | None = None,
         settings: MachineSettings | None = None,
+        tpm: bool | None = None,
     ) -> MachineInfo:
         """Create a machine and start it."""
         answer: MachineInfo = self._json(
@@ -853,6 +856,7 @@ class Calls(ABC):
                 "publish": publish,
                 "self_service": self_service,
                 "settings": settings,
+                "tpm": tpm,
             },
         )
         return answer
@@ -1242,6 +1246,7 @@ class AsyncCalls(ABC):
         profile: Profile | None = None,
         publish: list[PortRequest] | None = None,
         settings: MachineSettings | None = None,
+        tpm: bool | None = None,
     ) -> MachineInfo:
         """Create a machine that boots from the disks of a capsule."""
         answer: MachineInfo = await self._json(
@@ -1259,6 +1264,7 @@ class AsyncCalls(ABC):
                 "profile": profile,
                 "publish": publish,
                 "settings": settings,
+                "tpm": tpm,
             },
         )
         return answer
@@ -1801,6 +1807,7 @@ class AsyncCalls(ABC):
         publish: list[PortRequest] | None = None,
         self_service: SelfService | None = None,
         settings: MachineSettings | None = None,
+        tpm: bool | None = None,
     ) -> MachineInfo:
         """Create a machine and start it."""
         answer: MachineInfo = await self._json(
@@ -1822,6 +1829,7 @@ class AsyncCalls(ABC):
                 "publish": publish,
                 "self_service": self_service,
                 "settings": settings,
+                "tpm": tpm,
             },
         )
         return answer

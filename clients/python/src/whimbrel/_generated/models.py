@@ -419,6 +419,9 @@ class DeriveRequest(TypedDict):
     publish: NotRequired[list[PortRequest]]
     #: Settings on this host.
     settings: NotRequired[MachineSettings]
+    #: Whether it gets a TPM 2.0 if its parent has none. The TPM of a parent stays, with what is in
+    #: it.
+    tpm: NotRequired[bool]
 
 
 class DirtyTraceRequest(TypedDict):
@@ -2321,6 +2324,8 @@ class RunRequest(TypedDict):
     self_service: NotRequired[SelfService]
     #: Settings on this host.
     settings: NotRequired[MachineSettings]
+    #: Whether it has a TPM 2.0.
+    tpm: NotRequired[bool]
 
 
 class ScheduleInfo(TypedDict):

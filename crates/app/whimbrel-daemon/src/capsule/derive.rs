@@ -9,7 +9,9 @@ use crate::{
     core::{error::DaemonError, refs, state::Core},
     daemon::{Daemon, nic_of},
     machine::{
-        cloud_init, folder,
+        cloud_init,
+        firmware::add_tpm,
+        folder,
         record::{DiskBase, Record},
         settings,
     },
@@ -33,6 +35,7 @@ struct DerivedDisks {
     bases: Vec<DiskBase>,
     images: Vec<ImageRef>,
     firmware: Firmware,
+    tpm: Option<u32>,
 }
 
 impl Daemon {
@@ -54,7 +57,7 @@ impl Daemon {
         let (capsule, manifest) = self.grown((capsule, manifest), request.disk_size)?;
         let _grown = self.store.pin(&capsule).map_err(&use_it)?;
         let disks = self.derived_disks((capsule, &manifest), &request)?;
-        (config.disks, config.firmware) = (disks.sizes, disks.firmware);
+        (config.disks, config.firmware, config.tpm) = (disks.sizes, disks.firmware, disks.tpm);
         let mut record = Record::new(request.name.clone(), config, disks.bases);
         record.origin = Some(capsule);
         record.settings = request.settings;
@@ -93,12 +96,19 @@ impl Daemon {
             let boot = manifest.machine.boot.as_ref();
             (firmware, more) = self.firmware_of(profile, boot, (sizes.len(), &folder))?;
         }
-        let seed = request.cloud_init.as_ref().map(|_| cloud_init::disk(&folder));
-        for (disk, base) in more.into_iter().chain(seed) {
+        let (disk, base): (Option<_>, Option<_>) = more.unzip();
+        sizes.extend(disk);
+        bases.extend(base);
+        let mut tpm = manifest.machine.tpm;
+        if tpm.is_none() && request.tpm {
+            tpm = Some(add_tpm(&firmware, &mut sizes, &mut bases)?);
+        }
+        if request.cloud_init.is_some() {
+            let (disk, base) = cloud_init::disk(&folder);
             sizes.push(disk);
             bases.push(base);
         }
-        Ok(DerivedDisks { sizes, bases, images, firmware })
+        Ok(DerivedDisks { sizes, bases, images, firmware, tpm })
     }
 
     /// Name of the capsule's seed disk, if its last disk is one.

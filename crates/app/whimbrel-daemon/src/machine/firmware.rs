@@ -3,7 +3,7 @@
 //! The variables of UEFI lie in flash memory, which is a disk to all but the guest: its base is a copy of the
 //! firmware's own template in the machine's folder, and it goes wherever the machine's disks go. QEMU reads
 //! it once, at its start; a machine that is loaded brings its flash memory with it, and QEMU writes all of it
-//! to the disk when it runs.
+//! to the disk when it runs. The state of a TPM is a disk for the same reasons (`tpm_disk` of `whimbrel-vm`).
 
 use crate::{
     core::{error::DaemonError, state::Core},
@@ -12,7 +12,8 @@ use crate::{
 use std::{fs, path::Path};
 use whimbrel_api::Profile;
 use whimbrel_core::{Boot, ByteSize, DiskConfig, Firmware, PAGE_SIZE, Uefi};
-use whimbrel_qemu::UefiFiles;
+use whimbrel_qemu::{Tpm, UefiFiles};
+use whimbrel_vm::TPM_DISK;
 use whimbrel_wire::atomic_file;
 
 /// Name of the file with the first variables in the machine's folder.
@@ -52,6 +53,24 @@ impl Core {
             }
         }
     }
+}
+
+/// Adds the disk for the state of a new TPM to those of a machine; returns its index. Refused if this host
+/// has no program that could be the TPM.
+pub(crate) fn add_tpm(
+    firmware: &Firmware,
+    disks: &mut Vec<DiskConfig>,
+    bases: &mut Vec<DiskBase>,
+) -> Result<u32, DaemonError> {
+    if *firmware == Firmware::Micro {
+        return Err(DaemonError::invalid(
+            "a micro machine has no TPM: choose another profile, or leave out --tpm",
+        ));
+    }
+    Tpm::find().map_err(|error| DaemonError::invalid(error.to_string()))?;
+    disks.push(DiskConfig { size: TPM_DISK });
+    bases.push(DiskBase::Blank);
+    Ok(disks.len() as u32 - 1)
 }
 
 /// Writes the first variables of a new machine into its folder, durably, if its firmware has any there.

@@ -13,9 +13,9 @@ use crate::{
     },
     migrate::target::{incoming, left_over},
 };
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, path::Path, sync::Arc};
 use whimbrel_migrate::handover::{PausedIncoming, SourceRecord};
-use whimbrel_vm::{RunningMachine, RuntimeMark, runtime_dir};
+use whimbrel_vm::{RunningMachine, RuntimeMark, StoppedDisk, TPM_DISK, runtime_dir};
 
 impl Daemon {
     /// Adopts every machine that has a record. A machine that cannot be adopted is shown as crashed, with the
@@ -176,7 +176,10 @@ impl Daemon {
         }
         // A crashed machine may be started again, so this QEMU must have ended.
         let slot = record.process.as_ref().map(|process| self.directories.runtime_dir(&process.slot));
-        slot.iter().for_each(|slot| runtime_dir::end(slot));
+        if let Some(slot) = &slot {
+            runtime_dir::end(slot);
+            self.save_tpm(record, slot);
+        }
         let has_shut_down = slot.is_some_and(|slot| RuntimeMark::ShutDown.is_on(&slot));
         let cause = std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string);
         let reason = format!("it was gone when the daemon restarted: {cause}");
@@ -192,6 +195,18 @@ impl Daemon {
             Err(error) => {
                 tracing::error!(error = &error as &dyn std::error::Error, "could not record a crash");
             }
+        }
+    }
+
+    /// Saves the state that the TPM of a machine left, which has ended while nobody watched it.
+    fn save_tpm(&self, record: &Record, slot: &Path) {
+        let Some(index) = record.config.tpm.map(|index| index as usize) else { return };
+        let Some(base) = record.bases.get(index) else { return };
+        let dirs = self.directories.machine_dirs(&record.name);
+        let opened = StoppedDisk::open((&dirs, &self.store), (index, TPM_DISK.0), base);
+        if let Err(error) = opened.and_then(|disk| disk.save_tpm(slot)) {
+            let error = &error as &dyn std::error::Error;
+            tracing::error!(name = %record.name, error, "could not save the state of a TPM");
         }
     }
 

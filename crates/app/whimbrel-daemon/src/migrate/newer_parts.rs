@@ -1,5 +1,5 @@
 //! Parts of a machine that hosts of earlier versions do not give it: a port for qemu-ga, firmware other than
-//! a BIOS.
+//! a BIOS, a TPM.
 
 use crate::core::error::DaemonError;
 use whimbrel_core::{Firmware, HostName, MachineConfig};
@@ -20,6 +20,7 @@ fn unknown_part(common: Option<u16>, config: &MachineConfig) -> Option<&'static 
     let parts = [
         (config.agent_port, AGENT_PORT_VERSION, "a port for qemu-ga"),
         (config.firmware != Firmware::Bios, FIRMWARE_VERSION, "this firmware of the machine"),
+        (config.tpm.is_some(), FIRMWARE_VERSION, "a TPM"),
     ];
     let is_unknown = |(has, since, _): &(bool, u16, _)| *has && common.is_none_or(|version| version < *since);
     parts.into_iter().find(is_unknown).map(|(_, _, what)| what)
@@ -36,12 +37,14 @@ mod tests {
         let with_port = MachineConfig { agent_port: true, ..plain.clone() };
         let micro = MachineConfig { firmware: Firmware::Micro, ..plain.clone() };
         let newest = Some(PROTOCOL.range().newest);
-        for config in [&plain, &with_port, &micro] {
+        let with_tpm = MachineConfig { tpm: Some(1), ..plain.clone() };
+        for config in [&plain, &with_port, &micro, &with_tpm] {
             assert_eq!(unknown_part(newest, config), None);
         }
         assert_eq!(unknown_part(None, &plain), None);
         assert_eq!(unknown_part(Some(AGENT_PORT_VERSION - 1), &with_port), Some("a port for qemu-ga"));
         assert!(unknown_part(None, &with_port).is_some() && unknown_part(None, &micro).is_some());
         assert!(unknown_part(Some(FIRMWARE_VERSION - 1), &micro).is_some());
+        assert_eq!(unknown_part(Some(FIRMWARE_VERSION - 1), &with_tpm), Some("a TPM"));
     }
 }

@@ -23,4 +23,6 @@ pub use kvm_guest::{KvmCounts, KvmGuest, kvm_model};
 pub use micro_guest::{BOOTED, MicroGuest};
 pub use options::{GuestOptions, Work};
 pub use own_guest::{OwnGuest, Tick, Ticks};
-pub use test_agent::{CheckResult, GuestMemory, Identity, TestAgent, TestAgentError, assert_same_life};
+pub use test_agent::{
+    CheckResult, GuestMemory, Identity, TestAgent, TestAgentError, TpmContent, assert_same_life,
+};

@@ -222,20 +222,29 @@ impl TestAgent {
     /// Asks by how much the wall clock of the guest is behind that of this process; negative if it is ahead.
     /// Half of the time that the question took is added, the answer's way back.
     pub fn clock_lag_ms(&mut self) -> Result<f64, TestAgentError> {
-        let (token, verb) = (new_token(), "clock");
-        let begun = Instant::now();
-        self.send(&token, verb)?;
-        let answer = self.receive(&token, verb, ANSWER_TIMEOUT)?;
+        let (verb, begun) = ("clock", Instant::now());
+        let answer = self.ask(verb)?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let guest = answer.strip_prefix("unix_us=").and_then(|text| text.parse::<f64>().ok());
         let guest = guest.ok_or(TestAgentError::Answer { verb: verb.to_owned(), answer })?;
         Ok((now.as_secs_f64() - begun.elapsed().as_secs_f64() / 2.0) * 1e3 - guest / 1e3)
     }
 
-    fn ask_memory(&mut self, verb: &str) -> Result<GuestMemory, TestAgentError> {
+    /// Queries what the guest's TPM has, after `value` was put into it, if one is given.
+    pub fn tpm(&mut self, value: Option<u64>) -> Result<TpmContent, TestAgentError> {
+        let verb = value.map_or("tpm".to_owned(), |value| format!("tpm {value}"));
+        let answer = self.ask(&verb)?;
+        TpmContent::parse(&answer).ok_or(TestAgentError::Answer { verb, answer })
+    }
+
+    fn ask(&mut self, verb: &str) -> Result<String, TestAgentError> {
         let token = new_token();
         self.send(&token, verb)?;
-        let answer = self.receive(&token, verb, ANSWER_TIMEOUT)?;
+        self.receive(&token, verb, ANSWER_TIMEOUT)
+    }
+
+    fn ask_memory(&mut self, verb: &str) -> Result<GuestMemory, TestAgentError> {
+        let answer = self.ask(verb)?;
         GuestMemory::parse(&answer).ok_or(TestAgentError::Answer { verb: verb.to_owned(), answer })
     }
 
@@ -313,6 +322,23 @@ impl GuestMemory {
         };
         let cached = field("buffers")? + field("cached")?;
         Some(Self { total: field("total")?, free: field("free")?, available: field("available")?, cached })
+    }
+}
+
+/// Content of a guest's TPM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TpmContent {
+    /// A register, which begins as zeros at each boot.
+    pub register: String,
+    /// The value in non-volatile memory, if one was put there.
+    pub stored: Option<u64>,
+}
+
+impl TpmContent {
+    fn parse(answer: &str) -> Option<Self> {
+        let (register, stored) = answer.strip_prefix("register=")?.split_once(" stored=")?;
+        let stored = if stored == "none" { None } else { Some(stored.parse().ok()?) };
+        Some(Self { register: register.to_owned(), stored })
     }
 }
 

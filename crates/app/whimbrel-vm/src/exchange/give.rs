@@ -2,7 +2,7 @@
 
 use super::{PassError, Step, SwapLimits, clock, offer::send_offer, qemu, send};
 use crate::{
-    RunningMachine,
+    RunningDisk, RunningMachine,
     channel::{Channel, ChannelError, seal},
     filled_pages::FilledPages,
     message::{MachineState, Message, MessageError, decode, encode_state},
@@ -259,8 +259,9 @@ impl Giving<'_> {
 
     /// Serves disks, ports and console again. `is_lost` says whether another process may have used them.
     fn serve_again(&mut self, is_lost: bool) -> Result<(), PassError> {
-        let RunningMachine { qemu: driver, dirty_logs, runtime_dir, observer, console, ports, .. } =
+        let RunningMachine { qemu: driver, disks, dirty_logs, runtime_dir, observer, console, ports, .. } =
             &mut self.machine;
+        disks.iter().for_each(RunningDisk::watch_tpm);
         for disk in runtime_dir.disks() {
             disk.suspend(self.limits.drain)?;
             if is_lost {

@@ -59,6 +59,7 @@ fn start_qemu(
         vmgenid: start.vmgenid,
         incoming: start.incoming,
         network: network_port::tap_devices(config.nics.len())?,
+        tpm: config.tpm.map(|_| slot.start_tpm()).transpose()?,
         ..LaunchSpec::new(config.clone(), slot.qemu_dir(), ram)
     };
     // The probe is done once and lends its error.
@@ -72,6 +73,13 @@ pub(super) struct DiskContents {
     disks: Vec<RunningDisk>,
     /// Held while memory or disks are read from it.
     origin: Option<Pin>,
+}
+
+impl DiskContents {
+    /// Gives its state to a TPM that is about to start.
+    pub(super) fn write_tpm_file(&self, slot: &RuntimeDir) -> Result<(), RunningError> {
+        self.disks.iter().try_for_each(|disk| disk.write_tpm_file(slot))
+    }
 }
 
 /// Makes a machine of a QEMU in a runtime directory.
@@ -135,6 +143,7 @@ impl MachineBuilder {
         let PrestartedQemu { runtime_dir: slot, qemu, memory } = warm;
         let parts = content.and_then(|content| {
             let attached = self.attach(&slot, &qemu, memory, &content.disks)?;
+            content.disks.iter().for_each(RunningDisk::watch_tpm);
             Ok((content, attached))
         });
         match parts {

@@ -32,7 +32,7 @@ impl RunningMachine {
         Self::boot_over(MachineBuilder::new(setup, Overlay::Existing, None), vmgenid, memory)
     }
 
-    /// Opens the disks first: QEMU reads the variables of a firmware when it starts.
+    /// Opens the disks first: QEMU reads the variables of a firmware when it starts, and a TPM its state.
     fn boot_over(
         builder: MachineBuilder,
         vmgenid: Option<Vmgenid>,
@@ -40,7 +40,8 @@ impl RunningMachine {
     ) -> Result<Self, RunningError> {
         let MachineSetup { dirs, config, .. } = &builder.setup;
         let slot = RuntimeDir::create(&dirs.qemu.runtime_dirs, config, memory)?;
-        let content = match builder.open_disks(&slot) {
+        let opened = builder.open_disks(&slot);
+        let content = match opened.and_then(|content| content.write_tpm_file(&slot).map(|()| content)) {
             Ok(content) => content,
             Err(error) => {
                 slot.remove();

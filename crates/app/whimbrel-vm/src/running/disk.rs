@@ -8,7 +8,8 @@ use super::{
     capsule_images::overlay_key,
     error::Cause,
     missing_pages::{DiskPageStore, MissingDiskPages},
-    runtime_dir::RuntimeDir,
+    runtime_dir::{self, RuntimeDir},
+    tpm_disk::{TpmDisk, save_left},
 };
 use std::{
     os::unix::fs::MetadataExt,
@@ -18,8 +19,7 @@ use std::{
 use whimbrel_alignment::PageAlignment;
 use whimbrel_block::{
     AlignedPageView, AlignedPages, AlignmentMismatch, Cow, Device, DiskPages, FileDevice, MirrorLayer,
-    OverlayDir, OverlayFiles, OverlayState, Padded, RawDisk, SwappableDevice, TrackedDevice, WriteThrottle,
-    ZeroDevice,
+    OverlayDir, OverlayFiles, OverlayState, Padded, RawDisk, TrackedDevice, WriteThrottle, ZeroDevice,
 };
 use whimbrel_capture::{Consumer, DirtyLog};
 use whimbrel_core::{Digest, PAGE_SIZE, PageRun, PageSet};
@@ -40,6 +40,8 @@ pub struct RunningDisk {
     alignment: Option<PageAlignment>,
     /// The base, if some of its pages are on other hosts.
     remote: Option<Arc<RemoteDisk>>,
+    /// The TPM whose state it has, if it is no disk of the guest.
+    tpm: Option<TpmDisk>,
 }
 
 pub(super) type RemoteDisks = Vec<(String, Arc<RemoteDisk>)>;
@@ -106,7 +108,7 @@ impl RunningDisk {
             Overlay::Existing => Cow::open_with_key(&place, base, id, key.as_ref()),
         };
         let cow = cow.map_err(|source| failed(source.into()))?;
-        Self::over(name, cow, remote, slot.swappable_disk(index))
+        Self::over((setup, index), cow, remote, slot)
     }
 
     /// Disk `index` of a machine of which another process has passed the overlay, with its state if that
@@ -117,26 +119,46 @@ impl RunningDisk {
         (files, state): (OverlayFiles, Option<&OverlayState>),
         slot: &RuntimeDir,
     ) -> Result<Self, RunningError> {
-        let name = format!("disk{index}");
+        let failed = |source| RunningError::Disk { disk: format!("disk{index}"), source };
         let key = setup.images.overlay_key();
         let cow = Cow::from_parts(files, state, base.device, base.id, key.as_ref());
-        let cow = cow.map_err(|source| RunningError::Disk { disk: name.clone(), source: source.into() })?;
-        Self::over(name, cow, base.remote, slot.swappable_disk(index))
+        let cow = cow.map_err(|source| failed(source.into()))?;
+        Self::over((setup, index), cow, base.remote, slot)
     }
 
     fn over(
-        name: String,
+        (setup, index): (&MachineSetup, usize),
         cow: Cow,
         remote: Option<Arc<RemoteDisk>>,
-        served: &SwappableDevice,
+        slot: &RuntimeDir,
     ) -> Result<Self, RunningError> {
+        let name = format!("disk{index}");
         let cow = Arc::new(cow);
         let tracked = Arc::new(TrackedDevice::new(cow.clone()));
         let mirrored = Arc::new(MirrorLayer::new(tracked.clone()));
         let throttle = Arc::new(WriteThrottle::new(mirrored.clone()));
-        let served = served.set(throttle.clone());
+        let served = slot.swappable_disk(index).set(throttle.clone());
         served.map_err(|source| RunningError::Disk { disk: name.clone(), source: source.into() })?;
-        Ok(Self { name, cow, tracked, mirrored, throttle, alignment: None, remote })
+        let has_tpm = setup.config.tpm == u32::try_from(index).ok();
+        let tpm = has_tpm.then(|| TpmDisk::new(throttle.clone(), slot.tpm_dir()));
+        Ok(Self { name, cow, tracked, mirrored, throttle, alignment: None, remote, tpm })
+    }
+
+    /// Gives its state to a TPM that is about to start, if it is the disk of one.
+    pub(super) fn write_tpm_file(&self, slot: &RuntimeDir) -> Result<(), RunningError> {
+        let Some(tpm) = &self.tpm else { return Ok(()) };
+        let written = tpm.write_file(slot.user()?);
+        written.map_err(|source| RunningError::Disk { disk: self.name.clone(), source: source.into() })
+    }
+
+    /// Keeps what its TPM has written by now.
+    pub(super) fn save_tpm(&self) {
+        self.tpm.iter().for_each(TpmDisk::save_now);
+    }
+
+    /// Keeps what its TPM writes from now on.
+    pub(crate) fn watch_tpm(&self) {
+        self.tpm.iter().for_each(TpmDisk::watch);
     }
 
     /// Copies of the open files of the overlay, for another process.
@@ -146,6 +168,7 @@ impl RunningDisk {
 
     /// State that goes with the files, once nobody uses the disk.
     pub(crate) fn state(&self) -> Result<OverlayState, RunningError> {
+        self.tpm.iter().for_each(TpmDisk::end_watch);
         let failed = |source: whimbrel_block::BlockError| RunningError::Disk {
             disk: self.name.clone(),
             source: source.into(),
@@ -293,6 +316,12 @@ impl StoppedDisk {
     /// Content of the disk.
     pub fn device(&self) -> &dyn Device {
         &*self.tracked
+    }
+
+    /// Keeps the state that its TPM left in the runtime directory of a machine that has ended by itself.
+    pub fn save_tpm(&self, slot: &Path) -> Result<(), RunningError> {
+        let kept = save_left(self.tracked.clone(), &runtime_dir::tpm_dir(slot));
+        kept.map_err(|source| RunningError::Disk { disk: self.name.clone(), source })
     }
 }
 

@@ -34,6 +34,7 @@ pub mod runtime_dir;
 mod served_disk;
 mod setup;
 mod stored_images;
+mod tpm_disk;
 mod traffic;
 mod tunnel;
 
@@ -64,6 +65,7 @@ use runtime_dir::RuntimeDir;
 pub use runtime_dir::RuntimeMark;
 pub use setup::MachineSetup;
 pub use stored_images::CapturedArrays;
+pub use tpm_disk::TPM_DISK;
 pub use traffic::TrafficView;
 pub use tunnel::{ConnectTunnel, Tunnel, TunnelView};
 
@@ -338,6 +340,8 @@ impl RunningMachine {
         self.page_server.iter().for_each(|giving| giving.end());
         self.away = None;
         self.ports.clear();
+        // First: it would write once more when QEMU has ended, and the machine may run elsewhere.
+        self.runtime_dir.kill_tpm();
         self.qemu.process().kill();
     }
 
@@ -355,6 +359,7 @@ impl RunningMachine {
     pub fn end(mut self) {
         self.disconnect();
         self.qemu.kill();
+        self.disks.iter().for_each(RunningDisk::save_tpm);
         drop(self.dirty_logs);
         drop(self.memory);
         self.runtime_dir.remove();

@@ -268,6 +268,7 @@ impl BuiltMachine {
             bases: self.bases,
             base_pins: self.base_pins,
         };
+        machine.disks.iter().for_each(RunningDisk::watch_tpm);
         if !has_header {
             machine.restore_stream_header();
         }

@@ -1,5 +1,5 @@
 //! Pausable machine: a running machine as the capture engine sees it, with a pause, an unpause and a device
-//! state.
+//! state. A pause also brings what the TPM has written to its disk.
 //!
 //! Callers report its failures; nothing is stored here.
 
@@ -50,7 +50,9 @@ impl whimbrel_machine::Machine for PausableMachine<'_> {
         // The pause drains the disks: writes that wait for a throttle would be downtime.
         self.disks.iter().for_each(|disk| disk.throttle().set_rate(None));
         self.buffer_frames();
-        self.qemu.pause().inspect_err(|_| self.deliver_frames())
+        self.qemu.pause().inspect_err(|_| self.deliver_frames())?;
+        self.disks.iter().for_each(RunningDisk::save_tpm);
+        Ok(())
     }
 
     fn unpause(&mut self) -> Result<(), MachineError> {
@@ -65,7 +67,9 @@ impl whimbrel_machine::Machine for PausableMachine<'_> {
     fn pause_for_state(&mut self) -> Result<(), MachineError> {
         self.buffer_frames();
         let paused = if self.keep_paused { self.qemu.pause() } else { self.qemu.pause_for_state() };
-        paused.inspect_err(|_| self.deliver_frames())
+        paused.inspect_err(|_| self.deliver_frames())?;
+        self.disks.iter().for_each(RunningDisk::save_tpm);
+        Ok(())
     }
 
     fn unpause_with_state(&mut self) -> UnpauseReport {

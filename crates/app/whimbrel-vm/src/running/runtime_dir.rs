@@ -8,9 +8,12 @@ use rustix::fs::{Mode, OFlags};
 use std::{
     fs::{self, File},
     io::Read,
-    os::unix::{
-        fs::{MetadataExt, OpenOptionsExt},
-        net::UnixListener,
+    os::{
+        fd::OwnedFd,
+        unix::{
+            fs::{MetadataExt, OpenOptionsExt},
+            net::UnixListener,
+        },
     },
     path::{Path, PathBuf},
     sync::Arc,
@@ -18,7 +21,7 @@ use std::{
 };
 use whimbrel_block::{BeforeSet, SwappableDevice};
 use whimbrel_core::{ByteSize, MachineConfig};
-use whimbrel_qemu::{MachineUser, ProcessIdentity, QemuProcess, Sharing};
+use whimbrel_qemu::{MachineUser, ProcessIdentity, QemuProcess, Sharing, Tpm};
 
 /// Directory of the QEMU's user, with its sockets. All else is closed to it.
 const QEMU_DIR: &str = "qemu";
@@ -33,6 +36,10 @@ const MACHINE_PROCESS: &str = "machine-process";
 
 /// Socket of that process, on which it passes the machine.
 const SWAP: &str = "swap";
+
+/// Directory in which the TPM of the machine works, and the file with its pid and start time.
+const TPM: &str = "tpm";
+const TPM_PROCESS: &str = "tpm-process";
 
 /// Longest content of that file: two numbers.
 const PROCESS_MAX: u64 = 64;
@@ -91,8 +98,10 @@ impl RuntimeDir {
         let number = rand::random::<u64>();
         let id = format!("{number:016x}");
         let dir = runtime_dirs.join(&id);
+        let user = MachineUser::of_random(number);
         let made = fs::create_dir(&dir)
-            .and_then(|()| MachineUser::of_random(number).make_dir(&dir.join(QEMU_DIR)))
+            .and_then(|()| user.make_dir(&dir.join(QEMU_DIR)))
+            .and_then(|()| config.tpm.map_or(Ok(()), |_| user.make_dir(&dir.join(TPM))))
             .map_err(|source| RunningError::io("create", &dir, source));
         made.and_then(|()| Self::serve(id, &dir, (config, memory), BeforeSet::Zeros))
             .inspect_err(|_| drop(fs::remove_dir_all(&dir)))
@@ -159,6 +168,30 @@ impl RuntimeDir {
         qemu_dir(&self.dir)
     }
 
+    /// Directory in which its TPM works.
+    pub(super) fn tpm_dir(&self) -> PathBuf {
+        tpm_dir(&self.dir)
+    }
+
+    /// User that its processes run as; none if that is this process's own.
+    pub(super) fn user(&self) -> Result<Option<MachineUser>, RunningError> {
+        let dir = self.qemu_dir();
+        MachineUser::of_dir(&dir).map_err(|source| RunningError::io("examine", &dir, source))
+    }
+
+    /// Starts its TPM. Returns the connection for QEMU.
+    pub(super) fn start_tpm(&self) -> Result<Arc<OwnedFd>, RunningError> {
+        let tpm =
+            Tpm::start(&self.tpm_dir()).map_err(|source| RunningError::qemu("start the TPM", source))?;
+        write_process(&self.dir.join(TPM_PROCESS), tpm.process)?;
+        Ok(tpm.control)
+    }
+
+    /// Ends its TPM at once, if it has one.
+    pub(super) fn kill_tpm(&self) {
+        recorded_process(&self.dir, TPM_PROCESS).iter().for_each(QemuProcess::kill);
+    }
+
     /// Path of the memory file.
     pub fn ram(&self) -> PathBuf {
         self.dir.join(RAM)
@@ -221,20 +254,30 @@ impl RuntimeDir {
 
     /// Records the QEMU that uses the directory, for `sweep`.
     pub(super) fn record_process(&self, process: ProcessIdentity) {
-        let path = self.dir.join(PROCESS);
-        if let Err(error) = fs::write(&path, format!("{} {}", process.pid, process.start_time)) {
-            tracing::warn!(slot = self.id, %error, "could not record a QEMU; a restarted daemon will not find it");
+        if let Err(error) = write_process(&self.dir.join(PROCESS), process) {
+            let error = &error as &dyn std::error::Error;
+            tracing::warn!(
+                slot = self.id,
+                error,
+                "could not record a QEMU; a restarted daemon will not find it"
+            );
         }
     }
 
     /// Removes the directory, whose processes have ended.
     pub fn remove(self) {
+        end_recorded(&self.dir, TPM_PROCESS);
         self.disks.iter().for_each(|disk| drop(disk.device().close()));
         drop(self.disks);
         if let Err(error) = fs::remove_dir_all(&self.dir) {
             tracing::warn!(slot = self.id, %error, "could not remove a runtime directory");
         }
     }
+}
+
+/// Directory of the TPM in a runtime directory.
+pub(super) fn tpm_dir(slot: &Path) -> PathBuf {
+    slot.join(TPM)
 }
 
 /// Socket of a disk in the directory of its QEMU.
@@ -275,12 +318,20 @@ pub fn sweep(runtime_dirs: &Path, is_owned: impl Fn(&str) -> bool) -> Result<(),
 /// Ends the recorded processes of a runtime directory that still live: QEMU, and who has it.
 pub fn end(slot: &Path) {
     end_machine_process(slot);
-    if let Some(process) = recorded_process(slot, PROCESS) {
-        process.kill();
-        if !process.wait(END_TIMEOUT) {
-            tracing::error!(slot = %slot.display(), "a QEMU was killed but does not end");
-        }
+    for name in [TPM_PROCESS, PROCESS] {
+        end_recorded(slot, name);
     }
+}
+
+/// Ends the process that a file of a runtime directory names, if it still lives. False if it does not end.
+fn end_recorded(slot: &Path, name: &str) -> bool {
+    let Some(process) = recorded_process(slot, name) else { return true };
+    process.kill();
+    let has_ended = process.wait(END_TIMEOUT);
+    if !has_ended {
+        tracing::error!(slot = %slot.display(), name, "a process was killed but does not end");
+    }
+    has_ended
 }
 
 /// Path of the memory file in a runtime directory.
@@ -295,9 +346,12 @@ pub fn swap_socket(slot: &Path) -> PathBuf {
 
 /// Records the machine process that is about to get the machine of a runtime directory.
 pub fn record_machine_process(slot: &Path, process: ProcessIdentity) -> Result<(), RunningError> {
-    let path = slot.join(MACHINE_PROCESS);
-    let written = fs::write(&path, format!("{} {}", process.pid, process.start_time));
-    written.map_err(|source| RunningError::io("write", &path, source))
+    write_process(&slot.join(MACHINE_PROCESS), process)
+}
+
+fn write_process(path: &Path, process: ProcessIdentity) -> Result<(), RunningError> {
+    let written = fs::write(path, format!("{} {}", process.pid, process.start_time));
+    written.map_err(|source| RunningError::io("write", path, source))
 }
 
 /// Whether a machine process that lives is recorded in a runtime directory.
@@ -308,12 +362,8 @@ pub fn has_machine_process(slot: &Path) -> bool {
 /// Ends the recorded machine process of a runtime directory and waits for its end, and removes the record.
 /// Until then it may act on the machine. False if it does not end.
 pub fn end_machine_process(slot: &Path) -> bool {
-    if let Some(process) = recorded_process(slot, MACHINE_PROCESS) {
-        process.kill();
-        if !process.wait(END_TIMEOUT) {
-            tracing::error!(slot = %slot.display(), "a machine process was killed but does not end");
-            return false;
-        }
+    if !end_recorded(slot, MACHINE_PROCESS) {
+        return false;
     }
     // Absent for most QEMUs.
     [MACHINE_PROCESS, SWAP].iter().for_each(|file| drop(fs::remove_file(slot.join(file))));

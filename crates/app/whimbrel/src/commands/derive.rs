@@ -50,6 +50,7 @@ impl Args {
             memory: self.memory,
             cpus: self.cpus,
             profile: None,
+            tpm: false,
             nics: (!nics.is_empty()).then_some(nics),
             append: self.append,
             disk_size: None,

@@ -45,6 +45,9 @@ pub(crate) struct Args {
     /// Hardware: a PC with a BIOS, or with UEFI, or a micro machine [default: that of the image]
     #[arg(long, value_name = "PROFILE")]
     profile: Option<ProfileArg>,
+    /// Give it a TPM 2.0, if the image has none
+    #[arg(long)]
+    tpm: bool,
     /// Number of virtual CPUs
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     cpus: u32,
@@ -97,6 +100,7 @@ impl Args {
             memory: Some(self.memory),
             cpus: Some(self.cpus),
             profile: self.profile.map(Into::into),
+            tpm: self.tpm,
             nics: Some(nics),
             append: None,
             disk_size: self.disk_size,

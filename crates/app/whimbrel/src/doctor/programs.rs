@@ -1,4 +1,4 @@
-//! Checks of programs: QEMU, KVM, network tools and the daemon.
+//! Checks of programs: QEMU, KVM, firmware, TPM, network tools and the daemon.
 
 use super::{Check, CheckStatus};
 use std::{
@@ -6,7 +6,7 @@ use std::{
     os::unix::{fs::PermissionsExt, net::UnixStream},
     path::{Path, PathBuf},
 };
-use whimbrel_qemu::{KvmProbe, QemuBinary};
+use whimbrel_qemu::{KvmProbe, QemuBinary, Tpm};
 
 /// Oldest QEMU with `-netdev stream`.
 const QEMU_MIN: (u64, u64) = (7, 2);
@@ -62,6 +62,28 @@ pub(super) fn network_tools() -> Check {
     }
     let fix = "apt install iproute2 nftables dnsmasq-base: `whimbrel network create` needs them";
     Check::bad("network tools", CheckStatus::Warn, format!("no program {} in PATH", missing.join(", ")), fix)
+}
+
+/// Checks the firmware of machines with UEFI.
+pub(super) fn uefi() -> Check {
+    match whimbrel_qemu::uefi_files() {
+        Ok(files) => Check::ok("uefi", files.code.display().to_string()),
+        Err(error) => {
+            let fix = "apt install ovmf: machines with --profile uefi need it";
+            Check::bad("uefi", CheckStatus::Warn, error.to_string(), fix)
+        }
+    }
+}
+
+/// Checks the program that is the TPM of machines.
+pub(super) fn tpm() -> Check {
+    match Tpm::find() {
+        Ok(program) => Check::ok("tpm", program.display().to_string()),
+        Err(error) => {
+            let fix = "apt install swtpm: machines with --tpm need it";
+            Check::bad("tpm", CheckStatus::Warn, error.to_string(), fix)
+        }
+    }
 }
 
 pub(super) fn daemon(socket: &Path) -> Check {

@@ -88,7 +88,7 @@ impl LaunchSpec {
         self.channels(&mut args);
         self.platform_devices(&mut args);
         (0..self.config.nics.len()).for_each(|index| self.nic(&mut args, index));
-        let disks = (0..self.disks.len()).filter(|index| self.variables() != Some(*index));
+        let disks = (0..self.disks.len()).filter(|index| !self.is_hidden(*index));
         disks.for_each(|index| self.disk(&mut args, index));
         // Paused, so that the caller can arm dirty tracking before the first instruction.
         args.flag("-S");
@@ -189,6 +189,7 @@ impl LaunchSpec {
             args.option("-device", format!("virtserialport,{port}"));
         }
         args.option("-device", "pvpanic,id=panic0");
+        self.tpm(args);
         if self.config.firmware == Firmware::Micro {
             // The loader stops at the generation id: its table needs a command of ACPI's loader that qboot
             // does not have.
@@ -196,6 +197,15 @@ impl LaunchSpec {
         }
         let guid = self.vmgenid.map_or_else(|| "auto".to_owned(), |guid| guid.to_string());
         args.option("-device", format!("vmgenid,id=vmgenid0,guid={guid}"));
+    }
+
+    /// A TPM behind the interface of older ones (FIFO), whose registers are in the device state. Those of the
+    /// newer interface (CRB) are memory, and the header of every later state would change with each command.
+    fn tpm(&self, args: &mut Args) {
+        let Some(control) = &self.tpm else { return };
+        args.option("-chardev", format!("socket,id=tpm0-control,fd={}", control.as_raw_fd()));
+        args.option("-tpmdev", "emulator,id=tpm0,chardev=tpm0-control");
+        args.option("-device", "tpm-tis,id=tpm0-port,tpmdev=tpm0,ppi=off");
     }
 
     fn nic(&self, args: &mut Args, index: usize) {
@@ -262,6 +272,7 @@ mod tests {
             boot: None,
             agent_port: true,
             firmware: Firmware::Bios,
+            tpm: None,
         };
         let ram = RamBacking { path: "/ram,share=off".into(), sharing: Sharing::Shared };
         LaunchSpec { disks: vec!["/nbd".into()], ..LaunchSpec::new(config, "/slot", ram) }
@@ -308,6 +319,20 @@ mod tests {
         let micro = words(Firmware::Micro, None).unwrap();
         assert!(has(&micro, KERNEL_LOADER) && !has(&micro, "vmgenid"), "{micro:?}");
         assert!(words(uefi(1), Some("/code")).is_err() && words(uefi(0), None).is_err());
+    }
+
+    #[test]
+    fn a_tpm_has_a_disk_that_the_guest_never_sees_and_needs_its_connection() {
+        let mut spec = spec();
+        spec.config.tpm = Some(0);
+        assert!(spec.argv().is_err(), "without its connection");
+        spec.tpm = Some(std::sync::Arc::new(std::fs::File::open("/dev/null").unwrap().into()));
+        let words = spec.argv().unwrap().into_iter().map(|word| word.into_string().unwrap());
+        let words: Vec<_> = words.collect();
+        let has = |part: &str| words.iter().any(|word| word.contains(part));
+        assert!(has("tpm-tis") && !has("disk0") && !has("virtio-blk"), "{words:?}");
+        spec.config.tpm = Some(1);
+        assert!(spec.argv().is_err(), "with a disk that is not there");
     }
 
     #[test]

@@ -27,15 +27,19 @@ impl LaunchSpec {
     pub(crate) fn confined(&self, binary: &Path) -> Result<(Self, Confinement), LaunchError> {
         let mut inherited: Vec<OwnedFd> = userfaultfd_device().into_iter().collect();
         let Some(user) = MachineUser::of_dir(&self.dir).map_err(io_error("the runtime directory"))? else {
-            let confinement = Confinement::of_machine(None, inherited).in_network_of(self.network.clone());
-            return Ok((self.clone(), confinement));
+            let confinement = Confinement::of_machine(None, inherited);
+            return Ok((self.clone(), self.connect(confinement)));
         };
         let inside = self.seen_by(user, &mut inherited).map_err(io_error("what a confined qemu opens"))?;
         let dir = open(&self.dir, OFlags::DIRECTORY).map_err(io_error("the runtime directory"))?;
         let own = OwnUser::of_machine(user, dir, self.config.memory.0);
         let confinement = Confinement::of_machine(Some(own), inherited).with_files_of(binary);
         let confinement = confinement.map_err(io_error("the list of files that qemu may open"))?;
-        Ok((inside, confinement.in_network_of(self.network.clone())))
+        Ok((inside, self.connect(confinement)))
+    }
+
+    fn connect(&self, confinement: Confinement) -> Confinement {
+        confinement.in_network_of(self.network.clone()).with_socket(self.tpm.clone())
     }
 
     fn seen_by(&self, user: MachineUser, inherited: &mut Vec<OwnedFd>) -> io::Result<Self> {

@@ -45,6 +45,8 @@ pub struct LaunchSpec {
     /// Namespace and tap devices for its network ports; if none, QEMU listens on [`LaunchSpec::net_socket`].
     /// A state that was saved with tap devices loads only with them.
     pub network: Option<Arc<TapDevices>>,
+    /// Connection to its TPM, if the configuration has one.
+    pub tpm: Option<Arc<OwnedFd>>,
     /// Whether the machine has a balloon. Source and target of a migration must agree.
     pub balloon: bool,
 }
@@ -181,6 +183,7 @@ impl LaunchSpec {
             vmgenid: None,
             incoming: false,
             network: None,
+            tpm: None,
             balloon: true,
             dir,
         }
@@ -248,6 +251,11 @@ impl LaunchSpec {
         self.config.firmware.uefi().map(|uefi| uefi.variables as usize)
     }
 
+    /// Whether QEMU has this disk only for itself, or not at all.
+    pub(super) fn is_hidden(&self, disk: usize) -> bool {
+        self.variables() == Some(disk) || self.config.tpm == u32::try_from(disk).ok()
+    }
+
     fn check_files(&self) -> Result<(), SpecError> {
         let boot = self.config.boot.as_ref();
         let matches = [
@@ -259,6 +267,8 @@ impl LaunchSpec {
             ("kernel", boot.is_some() == self.kernel.is_some()),
             ("initrd", boot.is_some_and(|boot| boot.initrd.is_some()) == self.initrd.is_some()),
             ("firmware", self.config.firmware.uefi().is_some() == self.firmware.is_some()),
+            ("TPM", self.config.tpm.is_some() == self.tpm.is_some()),
+            ("the disk of the TPM", self.config.tpm.is_none_or(|disk| (disk as usize) < self.disks.len())),
             (
                 "the disk of the firmware's variables",
                 self.variables().is_none_or(|disk| disk < self.disks.len()),

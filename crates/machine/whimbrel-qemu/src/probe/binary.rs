@@ -75,12 +75,16 @@ pub enum ProbeError {
 
 /// Path of the first `qemu-system-x86_64` in `PATH`.
 pub fn find() -> Result<PathBuf, ProbeError> {
+    program(PROGRAM).ok_or(ProbeError::NotFound { program: PROGRAM })
+}
+
+/// Path of the first program of that name in `PATH`.
+pub(crate) fn program(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let runs = |file: &PathBuf| {
         file.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
     };
-    let found = env::split_paths(&path).map(|dir| dir.join(PROGRAM)).find(runs);
-    found.ok_or(ProbeError::NotFound { program: PROGRAM })
+    env::split_paths(&path).map(|dir| dir.join(name)).find(runs)
 }
 
 impl QemuBinary {

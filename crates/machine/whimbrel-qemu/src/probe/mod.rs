@@ -6,6 +6,7 @@ mod binary;
 mod kvm;
 mod kvm_result;
 
+pub(crate) use binary::program;
 pub use binary::{ProbeError, QemuBinary, Version, find};
 pub use kvm::{KvmProbe, probe_kvm};
 
