@@ -14,13 +14,20 @@ use crate::{
 };
 use clap::Subcommand;
 use serde::Serialize;
-use std::path::{Path, PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
 use whimbrel_core::ByteSize;
 use whimbrel_session::client::{
     ControlRequest, ControlResponse, SessionStatus, WarmProgress, send_request, send_request_with_progress,
     sockets,
 };
 use whimbrel_wire::Identity;
+
+/// Longest wait for a mount to go when its session has ended.
+const UNMOUNT_TIME: Duration = Duration::from_secs(10);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -234,7 +241,11 @@ impl Args {
             Action::Show { name } => one(name, ControlRequest::Show)?,
             Action::Flush { name } => one(name, ControlRequest::Flush)?,
             Action::Invalidate { name } => one(name, ControlRequest::Invalidate)?,
-            Action::Unmount { name, keep_unsent } => one(name, ControlRequest::End { leave: *keep_unsent })?,
+            Action::Unmount { name, keep_unsent } => {
+                let response = one(name, ControlRequest::End { leave: *keep_unsent })?;
+                wait_for_unmount(&response.mount);
+                response
+            }
             Action::Conflicts { name } => return conflicts::list(&one(name, ControlRequest::Show)?, context),
             Action::Diff { name, copy } => {
                 return conflicts::compare(&one(name, ControlRequest::Show)?, name, copy, context);
@@ -254,6 +265,18 @@ impl Args {
             Action::Set { name, settings } => set(name, settings, one)?,
         };
         context.output.result(&response, describe)
+    }
+}
+
+/// Waits until nothing is mounted there, for a while: a session answers before it ends, and until then the
+/// directory cannot be removed or mounted on.
+fn wait_for_unmount(mount: &Path) {
+    let begun = Instant::now();
+    // Fields of a line: docs of the kernel, filesystems/proc.rst, 3.5.
+    let escaped = mount.display().to_string().replace(' ', "\\040");
+    let is_there = |mounts: String| mounts.lines().any(|line| line.split(' ').nth(4) == Some(&*escaped));
+    while begun.elapsed() < UNMOUNT_TIME && fs::read_to_string("/proc/self/mountinfo").is_ok_and(is_there) {
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 
