@@ -38,7 +38,7 @@ const LOG: &str = "log";
 pub struct Tpm {
     /// Process to record, so that it can be ended later.
     pub process: ProcessIdentity,
-    /// Connection for [`crate::LaunchSpec::tpm`]. The TPM ends when no process has it any more.
+    /// Connection for the `tpm` of [`crate::LaunchSpec`]. The TPM ends when no process has it any more.
     pub control: Arc<OwnedFd>,
 }
 
