@@ -7,8 +7,8 @@ use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess, PATIENCE, console
 use whimbrel_testkit::guest::{CheckResult, Work, assert_same_life};
 
 const MIB: usize = 1 << 20;
-/// Pages that must have become zero for a case to show something: half of what the guest dirties.
-const RETURNED: usize = 4096;
+/// Pages that must have become zero for a case to show something: a quarter of what the guest dirties.
+const RETURNED: usize = 2048;
 
 /// An image of a capsule as a file, read whole.
 fn image(cluster: &Cluster, host: &HostProcess, capsule: &str, image: &str) -> Vec<u8> {

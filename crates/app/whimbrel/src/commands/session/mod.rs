@@ -106,7 +106,7 @@ enum Action {
         /// Path below the mounted directory; `.` for all of it
         path: String,
     },
-    /// Fetch a file, or all files below a directory, and keep their content in the cache
+    /// Fetch files, and keep their content in the cache
     ///
     /// The content stays until it is unpinned or changes on the server, across mounts of the same target.
     /// Pins may take three quarters of the cache. Files that come later are kept once they were read, or
