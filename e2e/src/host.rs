@@ -126,12 +126,12 @@ impl HostProcess {
     }
 
     /// Runs a script in a shell of the host, with `whimbrel` on its path and `home` as its directory. The
-    /// first command that fails ends it.
+    /// first command that fails ends it, and so does a long time.
     pub fn shell(&self, script: &str, home: &Path) -> Output {
         let programs = binary().parent().expect("a directory").to_owned();
         let path = std::env::var("PATH").unwrap_or_default();
-        let mut command = self.inside("sh");
-        command.args(["-euc", &format!("cd \"$HOME\"\n{script}")]).stdin(Stdio::null());
+        let mut command = self.inside("timeout");
+        command.args(["300", "sh", "-euc", &format!("cd \"$HOME\"\n{script}")]).stdin(Stdio::null());
         command.env("PATH", format!("{}:{path}", programs.display())).env("HOME", home);
         command.env("WHIMBREL_SOCKET", &self.socket);
         self.network.run(move || command.output()).expect("a shell")
