@@ -55,6 +55,28 @@ fn assert_taken(alpha: &HostProcess, after: usize) {
     assert!(!alpha.slot("web").join("machine-process").exists(), "two have the machine");
 }
 
+/// Starts the next daemon, which takes the machine from its process.
+fn start_and_take(cluster: &mut Cluster) {
+    let after = cluster.host("alpha").log_text().len();
+    cluster.host_mut("alpha").start_daemon();
+    let alpha = cluster.host("alpha");
+    alpha.wait_state("web", &["running", "loading"]);
+    assert_taken(alpha, after);
+}
+
+/// Whether a checkpoint has all that the guest has written, across daemons.
+fn assert_kept_whole(cluster: &Cluster, witness: &mut TestAgent) {
+    let alpha = cluster.host("alpha");
+    let last = witness.write(40).expect("a disk that takes writes");
+    alpha.run(&["checkpoint", "web", "--tag", "after"]);
+    alpha.run(&["stop", "web", "--kill"]);
+    alpha.run(&["resume", "after", "--name", "copy"]);
+    let mut copy = cluster.witness(GUEST_ADDRESS);
+    assert_same_life(&last, &copy.state().expect("the state of the last daemon"));
+    assert_good(&mut copy);
+    alpha.run(&["verify"]);
+}
+
 #[test]
 fn while_the_daemon_is_stopped_a_guest_has_disk_and_network_and_the_next_daemon_knows_what_it_wrote() {
     let mut cluster = cluster();
@@ -67,29 +89,18 @@ fn while_the_daemon_is_stopped_a_guest_has_disk_and_network_and_the_next_daemon_
         let alone = witness.write(60).expect("a disk and a network without a daemon");
         assert_same_life(&born, &alone);
         let in_tpm = witness.tpm(Some(round)).expect("a TPM without a daemon");
-        let after = cluster.host("alpha").log_text().len();
-        cluster.host_mut("alpha").start_daemon();
-        let alpha = cluster.host("alpha");
-        alpha.wait_state("web", &["running", "loading"]);
-        assert_taken(alpha, after);
+        start_and_take(&mut cluster);
         assert_good(&mut witness);
         assert_eq!(witness.tpm(None).expect("a TPM"), in_tpm);
         if round == 0 {
             // The second time memory is still filled on demand.
+            let alpha = cluster.host("alpha");
             alpha.run(&["suspend", "web"]);
             alpha.run(&["resume", "web"]);
             witness = cluster.witness(GUEST_ADDRESS);
         }
     }
-    let alpha = cluster.host("alpha");
-    let last = witness.write(40).expect("a disk that takes writes");
-    alpha.run(&["checkpoint", "web", "--tag", "after"]);
-    alpha.run(&["stop", "web", "--kill"]);
-    alpha.run(&["resume", "after", "--name", "copy"]);
-    let mut copy = cluster.witness(GUEST_ADDRESS);
-    assert_same_life(&last, &copy.state().expect("the state of the last daemon"));
-    assert_good(&mut copy);
-    cluster.host("alpha").run(&["verify"]);
+    assert_kept_whole(&cluster, &mut witness);
 }
 
 #[test]
@@ -106,12 +117,9 @@ fn a_guest_whose_daemon_is_killed_goes_on_with_disk_and_network_and_loses_nothin
         let alone = witness.write(60).expect("a disk and a network without a daemon");
         assert_same_life(&born, &alone);
         assert_good(&mut witness);
-        let after = cluster.host("alpha").log_text().len();
-        cluster.host_mut("alpha").start_daemon();
-        let alpha = cluster.host("alpha");
-        alpha.wait_state("web", &["running", "loading"]);
-        assert_taken(alpha, after);
+        start_and_take(&mut cluster);
         assert_good(&mut witness);
+        let alpha = cluster.host("alpha");
         match round {
             0 => drop(alpha.run(&["checkpoint", "web"])),
             1 => {
@@ -123,15 +131,7 @@ fn a_guest_whose_daemon_is_killed_goes_on_with_disk_and_network_and_loses_nothin
             _ => {}
         }
     }
-    let alpha = cluster.host("alpha");
-    let last = witness.write(40).expect("a disk that takes writes");
-    alpha.run(&["checkpoint", "web", "--tag", "after"]);
-    alpha.run(&["stop", "web", "--kill"]);
-    alpha.run(&["resume", "after", "--name", "copy"]);
-    let mut copy = cluster.witness(GUEST_ADDRESS);
-    assert_same_life(&last, &copy.state().expect("the state of the last daemon"));
-    assert_good(&mut copy);
-    cluster.host("alpha").run(&["verify"]);
+    assert_kept_whole(&cluster, &mut witness);
 }
 
 #[test]

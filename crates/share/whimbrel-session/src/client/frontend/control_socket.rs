@@ -23,6 +23,7 @@ use std::{
     thread::JoinHandle,
     time::{Duration, Instant},
 };
+use whimbrel_core::error_chain;
 
 /// Longest request in bytes.
 const MAX_REQUEST: u64 = 64 << 10;
@@ -241,7 +242,8 @@ impl ControlServer {
             Ok(Request::Warm { path }) => self.warm(&path, false, stream).map(|now| warmed = Some(now)).err(),
             Ok(Request::Pin { path }) => self.warm(&path, true, stream).map(|now| warmed = Some(now)).err(),
             Ok(Request::Unpin { path }) => {
-                let ended = path_of(&path).and_then(|path| self.session.unpin(&path).map_err(text));
+                let ended = path_of(&path)
+                    .and_then(|path| self.session.unpin(&path).map_err(|error| error_chain(&error)));
                 ended.err()
             }
         };
@@ -264,7 +266,7 @@ impl ControlServer {
     fn warm(&self, path: &str, pin: bool, mut stream: &UnixStream) -> Result<WarmProgress, String> {
         let path = path_of(path)?;
         if pin {
-            self.session.pin(&path).map_err(text)?;
+            self.session.pin(&path).map_err(|error| error_chain(&error))?;
         }
         let mut told = Instant::now();
         let mut report = |now: WarmProgress| {
@@ -275,7 +277,7 @@ impl ControlServer {
             let line = serde_json::to_vec(&now).unwrap_or_default();
             stream.write_all(&[&line[..], b"\n"].concat()).is_ok()
         };
-        self.session.warm(&path, &mut report).map_err(text)
+        self.session.warm(&path, &mut report).map_err(|error| error_chain(&error))
     }
 }
 
@@ -284,17 +286,6 @@ fn path_of(text: &str) -> Result<RelPath, String> {
     let inner = text.trim_matches('/');
     let inner = if inner == "." { "" } else { inner };
     RelPath::new(inner.as_bytes()).map_err(|error| format!("{text:?}: {error}"))
-}
-
-/// An error with its causes, for people.
-fn text(error: impl std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text += &format!(": {error}");
-        cause = error.source();
-    }
-    text
 }
 
 /// Ends a session; returns why it does not end, or what it leaves behind.
