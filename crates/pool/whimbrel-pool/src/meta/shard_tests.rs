@@ -1,6 +1,6 @@
 //! Tests of the metadata of chunks in pieces: what may go, and what may not.
 
-use super::{LostPiece, Meta, MetaError, NewPiece, Quarantine};
+use super::{LostPiece, Meta, MetaError, NewPiece, Quarantine, driver::query};
 use crate::{
     chunk_map::ChunkRef,
     erasure::PieceCounts,
@@ -16,7 +16,7 @@ const ALL: Inventory = Inventory { from: [0; 32], to: [0xff; 32], age: 0 };
 struct Database {
     meta: Meta,
     session: u64,
-    _dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
 }
 
 impl Database {
@@ -32,7 +32,7 @@ impl Database {
             meta.register(&PublicKey([number; 32]), &status, NOW).await.unwrap();
         }
         let session = meta.start_session(&[], NOW).await.unwrap();
-        Self { meta, session, _dir: dir }
+        Self { meta, session, dir }
     }
 
     async fn commit(&self, name: &str, number: u32, chunk: ChunkId, base: u64) -> super::Result<u64> {
@@ -159,4 +159,46 @@ async fn pieces_stay_while_a_version_or_a_session_needs_them_and_then_go_whole()
     let left: Vec<_> =
         meta.locate(&pieces).await.unwrap().into_iter().filter(|one| one.digest.0 != [0; 32]).collect();
     assert!(left.is_empty(), "{left:?}");
+}
+
+#[tokio::test]
+async fn pieces_are_given_up_also_when_the_copies_of_their_chunk_were_collected_before() {
+    let database = Database::new().await;
+    let (chunk, pieces) = database.coded().await;
+    let (meta, later) = (&database.meta, NOW + 1000);
+    meta.remove(1, "file", false, later).await.unwrap();
+    meta.end_session(database.session).await.unwrap();
+    let collect = async |id: u16, content: &[u8]| {
+        let listed = [(Digest::of(content), 1)];
+        meta.collect_garbage(id, &ALL, &listed, later + 2000, Quarantine::Off).await.unwrap()[0]
+    };
+    assert_eq!((collect(4, b"chunk").await, collect(5, b"chunk").await), (true, true));
+    assert_eq!(meta.release_coded(later + 1).await.unwrap(), 1);
+    assert!(meta.coded_chunks(&[chunk]).await.unwrap().is_empty());
+    for id in 1..=3 {
+        assert!(collect(id.into(), &[id]).await, "piece {id}");
+    }
+    let all = [pieces, vec![chunk]].concat();
+    let left = meta.locate(&all).await.unwrap().into_iter().filter(|one| one.digest.0 != [0; 32]).count();
+    assert_eq!(left, 0);
+}
+
+#[tokio::test]
+async fn pieces_that_an_earlier_version_left_behind_are_given_up_when_the_database_is_opened() {
+    let database = Database::new().await;
+    let (chunk, pieces) = database.coded().await;
+    let write = async |text: &str| {
+        query(text).execute(&database.meta.write).await.unwrap();
+    };
+    write(&format!("DELETE FROM chunk WHERE id = {chunk}")).await;
+    write("UPDATE counter SET value = value - 2 WHERE name = 'schema'").await;
+    let path = database.dir.path().join("pool.db").display().to_string();
+    let meta = Meta::open(&path).await.unwrap();
+    meta.end_session(database.session).await.unwrap();
+    for id in 1..=3 {
+        let listed = [(Digest::of(&[id]), 1)];
+        let verdict = meta.collect_garbage(id.into(), &ALL, &listed, NOW + 2000, Quarantine::Off).await;
+        assert_eq!(verdict.unwrap(), [true], "piece {id}");
+    }
+    assert!(meta.locate(&pieces).await.unwrap().iter().all(|one| one.digest.0 == [0; 32]));
 }
