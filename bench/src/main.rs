@@ -1,7 +1,8 @@
 //! Named experiments against peers: `cargo xtask bench NAME [--quick] [--record]`. See docs/benchmarks.md.
 //!
 //! Prints a table and writes `target/bench/NAME.json`. A goal that is missed does not fail the command: a
-//! measurement is a finding. An experiment that could not be done does, after the others were.
+//! measurement is a finding. An experiment that could not be done does, after the others were; a record
+//! names it.
 
 mod capsule;
 mod guest;
@@ -90,7 +91,8 @@ fn measure(arguments: Arguments) -> Result<()> {
             }
         }
     }
-    keep(&Report::new(&arguments.name, arguments.quick, rows), arguments.record && failed.is_empty())?;
+    ensure!(!rows.is_empty(), "could not do {}", failed.join(", "));
+    keep(&Report::new(&arguments.name, arguments.quick, failed.clone(), rows), arguments.record)?;
     if !failed.is_empty() {
         bail!("could not do {}", failed.join(", "));
     }

@@ -1,7 +1,7 @@
 //! A finished experiment: the table for people and the JSON file for the record.
 //!
-//! The shape of the file: `{"bench", "commit", "date", "machine", "quick", "rows": [...]}`, one object a
-//! [`Row`]. A file appears whole or not at all.
+//! The shape of the file: `{"bench", "commit", "date", "machine", "quick", "undone": [...], "rows": [...]}`,
+//! one object a [`Row`]. A file appears whole or not at all.
 
 use super::Row;
 use super::machine;
@@ -24,13 +24,16 @@ pub(crate) struct Report {
     machine: String,
     /// Whether it ran with fewer repetitions.
     quick: bool,
+    /// Rows of the experiments that could not be done.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    undone: Vec<String>,
     rows: Vec<Row>,
 }
 
 impl Report {
-    pub(crate) fn new(bench: &str, quick: bool, rows: Vec<Row>) -> Self {
+    pub(crate) fn new(bench: &str, quick: bool, undone: Vec<String>, rows: Vec<Row>) -> Self {
         let (commit, date, machine) = (machine::commit(), machine::date(), machine::describe());
-        Self { bench: bench.to_owned(), commit, date, machine, quick, rows }
+        Self { bench: bench.to_owned(), commit, date, machine, quick, undone, rows }
     }
 
     /// The rows as a table.
@@ -124,7 +127,7 @@ mod tests {
             .against("restic", &Samples::new(vec![5.0]))
             .goal(Goal::PeerAtLeast(1.0));
         let folder = tempfile::tempdir().unwrap();
-        let path = Report::new("store", true, vec![row]).write(folder.path()).unwrap();
+        let path = Report::new("store", true, Vec::new(), vec![row]).write(folder.path()).unwrap();
         assert!(path.ends_with("store.json"));
         let json: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
         let row = &json["rows"][0];

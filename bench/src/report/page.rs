@@ -123,6 +123,10 @@ fn write_record(page: &mut String, entries: &[Entry<'_>]) -> Result<()> {
         record.commit,
         machine(&record.machine)
     )?;
+    if !record.undone.is_empty() {
+        let undone: Vec<String> = record.undone.iter().map(|rows| format!("`{rows}`")).collect();
+        writeln!(page, "Could not be done in that run: {}.\n", undone.join("; "))?;
+    }
     let (shown, folded): (Vec<_>, Vec<_>) = entries.iter().partition(|entry| entry.row.goal.is_some());
     write_table(page, &shown)?;
     if !folded.is_empty() {

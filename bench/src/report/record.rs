@@ -21,6 +21,9 @@ pub(super) struct Record {
     pub(super) date: Option<String>,
     /// Whether the record was made with fewer repetitions and smaller inputs.
     pub(super) quick: bool,
+    /// Rows of the experiments of that run that could not be done.
+    #[serde(default)]
+    pub(super) undone: Vec<String>,
     pub(super) rows: Vec<RecordedRow>,
 }
 
@@ -156,6 +159,7 @@ pub(super) mod tests {
             machine: "one".into(),
             date: None,
             quick,
+            undone: Vec::new(),
             rows: rows.to_vec(),
         }
     }

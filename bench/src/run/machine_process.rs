@@ -6,7 +6,7 @@
 //! A restart of the daemon is two swaps: to the process, and to the next daemon. What a client notices of
 //! each is the longest gap of a probe at 1 kHz, beside that of as long a time in which nothing is swapped.
 
-use super::{Context, Experiment, campaign::agent};
+use super::{Context, Experiment, campaign::agent, resting};
 use crate::harness::{Goal, Row, Samples};
 use crate::hosts::{Daemon, GUEST, Hosts, Machine};
 use anyhow::{Context as _, Result, ensure};
@@ -37,6 +37,11 @@ pub(super) const EXPERIMENTS: &[Experiment] = &[
         about: "kill the daemon under a guest that writes to its disk, and start it again",
         run: kill,
     },
+    Experiment {
+        rows: &["vm.threads"],
+        about: "count the threads of a daemon with a hundred machines",
+        run: daemon_threads,
+    },
 ];
 
 /// A host that has processes for machines, with the machine `web`.
@@ -50,6 +55,15 @@ fn start() -> Result<Hosts> {
     let folder = hosts.disk().to_owned();
     Machine::small(MEMORY, options).with_blank_disk(&folder, DISK)?.run(hosts.get("alpha")?, "web")?;
     Ok(hosts)
+}
+
+fn daemon_threads(context: &Context) -> Result<Vec<Row>> {
+    let machines = if context.quick { 50 } else { 100 };
+    let hosts = resting::at_rest(machines)?;
+    let threads = fs::read_dir(format!("/proc/{}/task", hosts.get("alpha")?.pid()?))?.count();
+    let case = format!("daemon, {machines} machines at rest");
+    let row = Row::new("vm.threads", case, "threads", &Samples::new(vec![threads as f64]));
+    Ok(vec![row.goal(Goal::AtMost(64.0))])
 }
 
 fn kill(context: &Context) -> Result<Vec<Row>> {

@@ -1,4 +1,4 @@
-//! `host.300`: what a daemon takes for three hundred machines that rest.
+//! Machines that rest. `host.300`: what a daemon takes for three hundred of them.
 
 use super::Context;
 use crate::harness::{Goal, Row, Samples};
@@ -16,9 +16,8 @@ const AT_ONCE: usize = 50;
 const SETTLE: Duration = Duration::from_secs(30);
 const COUNTED: Duration = Duration::from_secs(60);
 
-/// Memory and processor time of the daemon.
-pub(crate) fn run(context: &Context) -> Result<Vec<Row>> {
-    let machines = if context.quick { AT_ONCE } else { 300 };
+/// A host with so many machines that rest.
+pub(super) fn at_rest(machines: usize) -> Result<Hosts> {
     let hosts = Hosts::start(&["alpha"])?;
     let alpha = hosts.get("alpha")?;
     let options = GuestOptions { buffer_mib: 1, ..GuestOptions::default() };
@@ -30,6 +29,14 @@ pub(crate) fn run(context: &Context) -> Result<Vec<Row>> {
         alpha.run(&["clone", "kept", "--count", &AT_ONCE.to_string(), "--prefix", &prefix])?;
     }
     sleep(SETTLE);
+    Ok(hosts)
+}
+
+/// Memory and processor time of the daemon.
+pub(crate) fn run(context: &Context) -> Result<Vec<Row>> {
+    let machines = if context.quick { AT_ONCE } else { 300 };
+    let hosts = at_rest(machines)?;
+    let alpha = hosts.get("alpha")?;
     let (cpu, begun) = (alpha.cpu()?, Instant::now());
     sleep(COUNTED);
     let cpu = 100.0 * (alpha.cpu()? - cpu) / begun.elapsed().as_secs_f64();

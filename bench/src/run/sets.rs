@@ -255,6 +255,11 @@ const SESSION: &[Experiment] = &[
         run: session::fsx,
     },
     Experiment {
+        rows: &["session.faults"],
+        about: "synced writes that are lost when client, server or link die",
+        run: session::faults,
+    },
+    Experiment {
         rows: &["session.pjdfstest"],
         about: "run the public suite pjdfstest on a mount of root",
         run: session::pjdfstest,
@@ -287,11 +292,6 @@ const SESSION_LONG: &[Experiment] = &[
         rows: &["session.guest"],
         about: "documents and a trace in a guest whose disk lies on a mount, or is an NBD export of one",
         run: session::guests,
-    },
-    Experiment {
-        rows: &["session.faults"],
-        about: "synced writes that are lost when client, server or link die",
-        run: session::faults,
     },
     Experiment {
         rows: &["session.peers"],

@@ -74,6 +74,7 @@ pub(crate) const EXPERIMENTS: &[Experiment] = &[
         run: manager_away::run,
     },
     Experiment { rows: &["scrub"], about: "check all chunks of a benefactor", run: scrub::run },
+    Experiment { rows: &["faults"], about: "kill members while files are written", run: faults::run },
     Experiment {
         rows: &["scale.files"],
         about: "a manager of 100,000 files and ten million chunks",
@@ -85,7 +86,6 @@ pub(crate) const EXPERIMENTS: &[Experiment] = &[
 pub(crate) const LONG: &[Experiment] = &[
     Experiment { rows: &["oab.1g"], about: "a GiB into two benefactors over 1 Gbit/s", run: link::run },
     Experiment { rows: &["saved"], about: "two versions of an image: bytes kept", run: cutting::saved },
-    Experiment { rows: &["faults"], about: "kill members while files are written", run: faults::run },
     Experiment {
         rows: &["tier"],
         about: "checkpoints into a pool whose chunks lie in an S3 store",
