@@ -36,8 +36,8 @@ struct Arguments {
     /// Seed of a campaign, in place of one of the clock.
     #[arg(long)]
     seed: Option<u64>,
-    /// Keep the result in bench/results/ as well. Not with --quick or --times, and only from a clean
-    /// checkout.
+    /// Keep the result in bench/results/ as well: that of an experiment in place of its rows in the record of
+    /// its set. Not with --quick or --times, and only from a clean checkout.
     #[arg(long, conflicts_with_all = ["quick", "times"])]
     record: bool,
     /// With `report`: write nothing, and fail if the page is not what the records say.
@@ -92,7 +92,8 @@ fn measure(arguments: Arguments) -> Result<()> {
         }
     }
     ensure!(!rows.is_empty(), "could not do {}", failed.join(", "));
-    keep(&Report::new(&arguments.name, arguments.quick, failed.clone(), rows), arguments.record)?;
+    let report = Report::new(&arguments.name, arguments.quick, failed.clone(), rows);
+    keep(&report, &arguments.name, arguments.record)?;
     if !failed.is_empty() {
         bail!("could not do {}", failed.join(", "));
     }
@@ -100,7 +101,7 @@ fn measure(arguments: Arguments) -> Result<()> {
 }
 
 /// Prints the report and writes it where it belongs; a record changes the page, too.
-fn keep(report: &Report, record: bool) -> Result<()> {
+fn keep(report: &Report, name: &str, record: bool) -> Result<()> {
     println!("{}\n{}", report.heading(), report.table());
     let bench = Path::new(env!("CARGO_MANIFEST_DIR"));
     let path = report.write(&bench.with_file_name("target").join("bench"))?;
@@ -110,7 +111,10 @@ fn keep(report: &Report, record: bool) -> Result<()> {
             report.is_clean(),
             "the checkout has changes, so the result belongs to no commit: not recorded"
         );
-        eprintln!("{}", report.write(&bench.join("results"))?.display());
+        let set = run::set_of(name)?;
+        let results = bench.join("results");
+        let path = if set == name { report.write(&results)? } else { report.write_into(set, &results)? };
+        eprintln!("{}", path.display());
         report::run(false)?;
     }
     Ok(())

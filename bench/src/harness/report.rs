@@ -8,6 +8,7 @@ use super::machine;
 use anyhow::{Context, Result};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
+use serde_json::Value;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
@@ -90,18 +91,54 @@ impl Report {
 
     /// Writes `NAME.json` into `folder`, which is made if it is not there.
     pub(crate) fn write(&self, folder: &Path) -> Result<PathBuf> {
-        let path = folder.join(format!("{}.json", self.bench));
-        let write = || -> Result<()> {
-            std::fs::create_dir_all(folder)?;
-            let mut file = tempfile::NamedTempFile::new_in(folder)?;
-            serde_json::to_writer_pretty(&mut file, self)?;
-            file.write_all(b"\n")?;
-            file.persist(&path)?;
-            Ok(())
-        };
-        write().with_context(|| format!("cannot write {}", path.display()))?;
-        Ok(path)
+        write(folder, &self.bench, self)
     }
+
+    /// Writes the rows into `SET.json` of `folder` in place of those of the same names. Each tells its commit
+    /// if it is not that of the record. A record that was quick is begun anew.
+    pub(crate) fn write_into(&self, set: &str, folder: &Path) -> Result<PathBuf> {
+        let text = std::fs::read(folder.join(format!("{set}.json"))).unwrap_or_default();
+        let old = serde_json::from_slice::<Value>(&text).ok().filter(|record| record["quick"] == false);
+        let Some(mut record) = old else {
+            let mut record = serde_json::to_value(self)?;
+            record["bench"] = set.into();
+            return write(folder, set, &record);
+        };
+        let names: Vec<&str> = self.rows.iter().map(|row| row.row).collect();
+        let is_new = |row: &Value| row["row"].as_str().is_some_and(|name| names.contains(&name));
+        let rows = record["rows"].as_array_mut().context("a record without rows")?;
+        rows.retain(|row| !is_new(row));
+        let kept = std::mem::take(rows);
+        let same_commit = record["commit"] == self.commit;
+        let new = self.rows.iter().map(|row| {
+            let mut row = serde_json::to_value(row)?;
+            if !same_commit {
+                row["commit"] = self.commit.as_str().into();
+            }
+            Ok(row)
+        });
+        record["rows"] = kept.into_iter().map(Ok).chain(new).collect::<Result<Vec<Value>>>()?.into();
+        let mut undone = record["undone"].as_array().cloned().unwrap_or_default();
+        let is_done = |rows: &str| rows.split(", ").any(|row| names.contains(&row));
+        undone.retain(|rows| !rows.as_str().is_some_and(is_done));
+        undone.extend(self.undone.iter().map(|rows| rows.as_str().into()));
+        record["undone"] = undone.into();
+        write(folder, set, &record)
+    }
+}
+
+fn write(folder: &Path, name: &str, record: &impl Serialize) -> Result<PathBuf> {
+    let path = folder.join(format!("{name}.json"));
+    let write = || -> Result<()> {
+        std::fs::create_dir_all(folder)?;
+        let mut file = tempfile::NamedTempFile::new_in(folder)?;
+        serde_json::to_writer_pretty(&mut file, record)?;
+        file.write_all(b"\n")?;
+        file.persist(&path)?;
+        Ok(())
+    };
+    write().with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(path)
 }
 
 /// Three or more significant digits, never an exponent.
@@ -140,5 +177,29 @@ mod tests {
         for field in ["row", "case", "unit", "peer", "peer_value", "goal", "n", "min", "max"] {
             assert!(!row[field].is_null(), "{field}");
         }
+    }
+
+    #[test]
+    fn what_is_measured_again_takes_the_place_of_its_rows_in_the_record_of_the_set() {
+        let folder = tempfile::tempdir().unwrap();
+        let row = |name, value| Row::new(name, "idle", "ms", &Samples::new(vec![value]));
+        let report = |quick, undone: &[&str], rows| {
+            let undone = undone.iter().map(|&rows| rows.to_owned()).collect();
+            Report::new("set", quick, undone, rows)
+        };
+        let read = || -> Value {
+            serde_json::from_slice(&std::fs::read(folder.path().join("set.json")).unwrap()).unwrap()
+        };
+        report(true, &[], vec![row("a", 1.0), row("b", 2.0)]).write(folder.path()).unwrap();
+        report(false, &["b, c"], vec![row("a", 3.0)]).write_into("set", folder.path()).unwrap();
+        let first = read();
+        assert_eq!((first["rows"].as_array().unwrap().len(), &first["quick"]), (1, &Value::Bool(false)));
+        let mut again = report(false, &[], vec![row("b", 4.0)]);
+        again.commit = "another".to_owned();
+        again.write_into("set", folder.path()).unwrap();
+        let second = read();
+        let rows = second["rows"].as_array().unwrap();
+        assert_eq!((&rows[0], rows[1]["value"].as_f64()), (&first["rows"][0], Some(4.0)));
+        assert_eq!((&rows[1]["commit"], &second["undone"]), (&"another".into(), &Value::Array(Vec::new())));
     }
 }

@@ -52,7 +52,7 @@ mod wws_error;
 
 use crate::capsule;
 use crate::harness::Row;
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use std::path::PathBuf;
 
 pub(crate) use sets::SETS;
@@ -101,9 +101,25 @@ pub(crate) fn select(name: &str) -> Result<Vec<&'static Experiment>> {
     Ok(chosen)
 }
 
+/// The set whose record is to hold what `name` means: the first that has all of it.
+pub(crate) fn set_of(name: &str) -> Result<&'static str> {
+    let chosen = select(name)?;
+    let has = |experiments: &[Experiment], one: &Experiment| experiments.iter().any(|e| std::ptr::eq(e, one));
+    let set = SETS.iter().find(|(_, experiments)| chosen.iter().all(|one| has(experiments, one)));
+    set.map(|(set, _)| *set).with_context(|| format!("{name} means experiments of several sets"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_record_of_an_experiment_goes_to_its_set() {
+        assert_eq!(set_of("pool").unwrap(), "pool");
+        assert_eq!(set_of("checkpoint.bytes").unwrap(), "run");
+        assert_eq!(set_of("vm.threads").unwrap(), "vm");
+        assert!(set_of("migrate.downtime.idle").is_err(), "long ones have it too");
+    }
 
     #[test]
     fn a_name_means_a_row_a_family_or_all() {
