@@ -74,7 +74,7 @@ pub(super) fn run(context: &Context) -> Result<Vec<Row>> {
     let options = GuestOptions { buffer_mib: 16, ..GuestOptions::default() }.to_string();
     let (kernel, initrd) = (text(&files.kernel)?, text(&files.initrd)?);
     let (memory, disk) = (MEMORY_MIB.to_string(), DISK_MIB.to_string());
-    let words = ["start", dir, &kernel, &initrd, &options, &memory, &disk, "whole"];
+    let words = ["start", dir, &kernel, &initrd, &options, &memory, &disk];
     let mut process = Process::start(&program, &words)?;
     process.hear("QEMU")?;
     process.hear("LISTENS")?;
