@@ -72,7 +72,10 @@ const PROCESSES: Section = Section {
             "Longest write to a disk in the guest, while the daemon is killed and started again and again, less that of a quiet minute.",
         ),
         ("vm.memory", "Memory that only the process of a machine has."),
-        ("vm.threads", "Threads of the process of a machine at rest."),
+        (
+            "vm.threads",
+            "Threads of the process of a machine at rest, and of a daemon with a hundred machines.",
+        ),
     ],
 };
 
@@ -450,6 +453,10 @@ const SESSIONS: Section = Section {
         (
             "session.clone.images",
             "Clones of different golden machines, one after the other, also by way of a host on the LAN.",
+        ),
+        (
+            "session.clone.hosts",
+            "Eight hosts clone eight golden machines of a host on their LAN at once; the slowest until its clone answers.",
         ),
         ("session.clone.scp", "`scp` of a golden machine."),
     ],

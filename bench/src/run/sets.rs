@@ -264,6 +264,11 @@ const SESSION: &[Experiment] = &[
         about: "run the public suite pjdfstest on a mount of root",
         run: session::pjdfstest,
     },
+    Experiment {
+        rows: &["session.clone.hosts"],
+        about: "clone eight golden machines of a host on the LAN on eight hosts at once",
+        run: session::clone_hosts,
+    },
 ];
 
 /// Mounted directories beside other programs, and clones of machines.

@@ -9,7 +9,7 @@ use super::far::ONE_WAY;
 use crate::harness::{Goal, Row, Samples, Sweeper, scratch};
 use crate::hosts::{Daemon, Machine, console, introduce};
 use crate::run::Context;
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Result, anyhow, bail, ensure};
 use std::{
     net::Ipv4Addr,
     thread,
@@ -35,7 +35,8 @@ const NOTED: Duration = Duration::from_secs(12);
 
 /// The hosts. All of it is gone when this is dropped, or when this process is killed.
 pub(super) struct Campus {
-    pub(super) daemons: [Daemon; 3],
+    /// Alpha, beta, and those that clone.
+    pub(super) daemons: Vec<Daemon>,
     pub(super) line: LinkEmulator,
     _lab: Lab,
     disk: TempDir,
@@ -45,7 +46,13 @@ pub(super) struct Campus {
 
 impl Campus {
     pub(super) fn start() -> Result<Self> {
-        let lab = Lab::with_hosts(&["alpha", "beta", "gamma", "router"])?;
+        Self::with(&["gamma"])
+    }
+
+    /// With these hosts that clone.
+    pub(super) fn with(cloning: &[&str]) -> Result<Self> {
+        let near = [&["beta"], cloning].concat();
+        let lab = Lab::with_hosts(&[&["alpha", "router"], &near[..]].concat())?;
         lab.unplug("alpha")?;
         let (alpha, router) = (lab.host("alpha"), lab.host("router"));
         let line = LinkEmulator::between((alpha, STATE), (router, ROUTER), fast(), 1)?;
@@ -53,7 +60,7 @@ impl Campus {
         // The segment it would be on is behind the line.
         alpha.ip("link set br0 down")?;
         alpha.ip(&format!("route add 10.77.0.0/24 via {ROUTER}"))?;
-        for name in ["beta", "gamma"] {
+        for name in &near {
             lab.host(name).ip(&format!("route add {STATE} via {}", router.address()))?;
             lab.limit(name, LAN)?;
         }
@@ -61,8 +68,8 @@ impl Campus {
         let memory = tempfile::Builder::new().prefix("wb").tempdir_in("/dev/shm")?;
         let sweeper = Sweeper::over(&[disk.path(), memory.path()])?;
         let start = |name: &str, address| Daemon::start(lab.host(name), address, disk.path(), memory.path());
-        let [beta, gamma] = ["beta", "gamma"].map(|name| start(name, lab.host(name).address()));
-        let daemons = [start("alpha", STATE)?, beta?, gamma?];
+        let near = near.iter().map(|name| start(name, lab.host(name).address()));
+        let daemons = std::iter::once(start("alpha", STATE)).chain(near).collect::<Result<Vec<_>>>()?;
         introduce(&daemons)?;
         Ok(Self { daemons, line, _lab: lab, disk, _memory: memory, _sweeper: sweeper })
     }
@@ -73,14 +80,20 @@ impl Campus {
 
     /// A gamma that has nothing, not even its old key.
     pub(super) fn fresh_gamma(&mut self) -> Result<()> {
-        let [alpha, beta, gamma] = &mut self.daemons;
-        let others = [&*alpha, &*beta];
-        others.iter().try_for_each(|other| other.run(&["trust", "rm", gamma.name()]).map(drop))?;
-        gamma.renew()?;
-        let key = gamma.key()?;
-        for other in others {
-            other.run(&["trust", "add", gamma.name(), &key, gamma.address()])?;
-            gamma.run(&["trust", "add", other.name(), &other.key()?, other.address()])?;
+        self.fresh(2)
+    }
+
+    /// Makes a host one that has nothing, not even its old key.
+    pub(super) fn fresh(&mut self, at: usize) -> Result<()> {
+        let (before, rest) = self.daemons.split_at_mut(at);
+        let Some((host, after)) = rest.split_first_mut() else { bail!("there is no host {at}") };
+        let others = || before.iter().chain(&*after);
+        others().try_for_each(|other| other.run(&["trust", "rm", host.name()]).map(drop))?;
+        host.renew()?;
+        let key = host.key()?;
+        for other in others() {
+            other.run(&["trust", "add", host.name(), &key, host.address()])?;
+            host.run(&["trust", "add", other.name(), &other.key()?, other.address()])?;
         }
         Ok(())
     }
@@ -102,32 +115,36 @@ impl Campus {
 
     /// Seconds until so many clones at gamma of what is wanted have answered.
     pub(super) fn clone(&self, wanted: &str, from: &[&str], count: usize) -> Result<f64> {
-        let gamma = self.gamma();
-        let (begun, before) = (Instant::now(), self.bytes());
-        let many = count.to_string();
-        let wanted = format!("ram>=256M,os=debian,{wanted}");
-        let words = ["clone", "--match", &wanted, "--count", &many, "--prefix", "twin"];
-        gamma.run(&[&words[..], from].concat())?;
-        let returned = begun.elapsed().as_secs_f64();
-        let names: Vec<String> = (1..=count).map(|number| format!("twin-{number}")).collect();
-        thread::scope(|scope| {
-            let answer = |name| Ok(console(gamma, name)?.wait_ready(PATIENCE)?);
-            let waiting: Vec<_> = names.iter().map(|name| scope.spawn(move || answer(name))).collect();
-            let panicked = |_| Err(anyhow!("a thread that waited for a clone panicked"));
-            waiting.into_iter().try_for_each(|one| one.join().unwrap_or_else(panicked))
-        })?;
-        let seconds = begun.elapsed().as_secs_f64();
-        let sent = self.bytes() - before;
-        eprintln!(
-            "    {count} {from:?}: running after {returned:.2} s, answered after {seconds:.2} s, {sent} bytes over the line"
-        );
-        names.iter().try_for_each(|name| gamma.discard(name))?;
+        let before = self.bytes();
+        let seconds = clone_on(self.gamma(), wanted, from, count)?;
+        eprintln!("    {} bytes over the line", self.bytes() - before);
         Ok(seconds)
     }
 
     fn bytes(&self) -> u64 {
         self.line.bytes().iter().sum()
     }
+}
+
+/// Seconds until so many clones at this host of what is wanted have answered.
+pub(super) fn clone_on(host: &Daemon, wanted: &str, from: &[&str], count: usize) -> Result<f64> {
+    let begun = Instant::now();
+    let many = count.to_string();
+    let wanted = format!("ram>=256M,os=debian,{wanted}");
+    let words = ["clone", "--match", &wanted, "--count", &many, "--prefix", "twin"];
+    host.run(&[&words[..], from].concat())?;
+    let returned = begun.elapsed().as_secs_f64();
+    let names: Vec<String> = (1..=count).map(|number| format!("twin-{number}")).collect();
+    thread::scope(|scope| {
+        let answer = |name| Ok(console(host, name)?.wait_ready(PATIENCE)?);
+        let waiting: Vec<_> = names.iter().map(|name| scope.spawn(move || answer(name))).collect();
+        let panicked = |_| Err(anyhow!("a thread that waited for a clone panicked"));
+        waiting.into_iter().try_for_each(|one| one.join().unwrap_or_else(panicked))
+    })?;
+    let seconds = begun.elapsed().as_secs_f64();
+    eprintln!("    {count} {from:?}: running after {returned:.2} s, answered after {seconds:.2} s");
+    names.iter().try_for_each(|name| host.discard(name))?;
+    Ok(seconds)
 }
 
 /// For what is not measured.

@@ -27,7 +27,7 @@ mod sides;
 mod two_clients;
 
 pub(crate) use build::builds;
-pub(crate) use clone_images::images as clone_images;
+pub(crate) use clone_images::{hosts as clone_hosts, images as clone_images};
 pub(crate) use clones::clones;
 pub(crate) use copy::copy;
 pub(crate) use documents::document_runs;

@@ -7,8 +7,8 @@
 use crate::{PeerAddress, PeerIdentity, PublicKey, RefPatterns, Rights, TrustError, atomic_file};
 use serde::{Deserialize, Serialize};
 use std::{
-    fs::{self, File},
-    io,
+    fs::{File, Metadata},
+    io::{self, Read as _},
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
@@ -103,17 +103,31 @@ struct TrustFile {
     peer: Vec<TrustedPeer>,
 }
 
-/// Identifies the content of the file: inode, size, seconds and nanoseconds of its last change.
+/// Tells whether the open file is still the one of its path, with the same content: names, size, seconds and
+/// nanoseconds of its last change. A file that is replaced loses its name.
 type Stamp = (u64, u64, i64, i64);
+
+fn stamp(meta: &Metadata) -> Stamp {
+    (meta.nlink(), meta.size(), meta.ctime(), meta.ctime_nsec())
+}
 
 /// Entries of the file, shared with those who look one up.
 type Peers = Arc<Vec<Arc<TrustedPeer>>>;
+
+/// The file as it was read last. It stays open, because to ask an open file costs a third of what its path
+/// does, and each request of a peer asks.
+#[derive(Debug)]
+struct Seen {
+    file: File,
+    stamp: Stamp,
+    peers: Peers,
+}
 
 /// The trust list in the file `trust.toml`.
 #[derive(Debug)]
 pub struct Trust {
     path: PathBuf,
-    seen: Mutex<(Option<Stamp>, Peers)>,
+    seen: Mutex<Option<Seen>>,
 }
 
 impl Trust {
@@ -138,23 +152,29 @@ impl Trust {
     /// The list without a copy of it: it is looked up for every request of a peer.
     fn peers(&self) -> Result<Peers, TrustError> {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        let stamp = match fs::metadata(&self.path) {
-            Ok(meta) if meta.len() > MAX_FILE => {
-                return Err(TrustError::TooLarge { path: self.path.clone() });
-            }
-            Ok(meta) => Some((meta.ino(), meta.size(), meta.ctime(), meta.ctime_nsec())),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        if let Some(seen) = &*seen
+            && seen.file.metadata().is_ok_and(|meta| stamp(&meta) == seen.stamp)
+        {
+            return Ok(seen.peers.clone());
+        }
+        *seen = None;
+        let file = match File::open(&self.path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Peers::default()),
             Err(source) => return Err(self.file("read", source)),
         };
-        if stamp.is_none() || stamp != seen.0 {
-            let peers = if stamp.is_some() { self.read()? } else { Vec::new() };
-            *seen = (stamp, Arc::new(peers.into_iter().map(Arc::new).collect()));
+        let meta = file.metadata().map_err(|source| self.file("read", source))?;
+        if meta.len() > MAX_FILE {
+            return Err(TrustError::TooLarge { path: self.path.clone() });
         }
-        Ok(seen.1.clone())
+        let peers: Peers = Arc::new(self.read(&file)?.into_iter().map(Arc::new).collect());
+        *seen = Some(Seen { file, stamp: stamp(&meta), peers: peers.clone() });
+        Ok(peers)
     }
 
-    fn read(&self) -> Result<Vec<TrustedPeer>, TrustError> {
-        let text = fs::read_to_string(&self.path).map_err(|source| self.file("read", source))?;
+    fn read(&self, mut file: &File) -> Result<Vec<TrustedPeer>, TrustError> {
+        let mut text = String::new();
+        file.read_to_string(&mut text).map_err(|source| self.file("read", source))?;
         let file: TrustFile = toml::from_str(&text)
             .map_err(|source| TrustError::Damaged { path: self.path.clone(), source: Box::new(source) })?;
         file.peer.iter().try_for_each(TrustedPeer::check)?;
@@ -243,6 +263,7 @@ impl Trust {
 mod tests {
     use super::*;
     use crate::Right;
+    use std::fs;
 
     fn peer(name: &str, byte: u8) -> TrustedPeer {
         let address = Some("10.0.0.1:7400".parse().unwrap());
@@ -268,6 +289,24 @@ mod tests {
         editor.remove(&"alpha".parse().unwrap()).unwrap();
         assert_eq!(running.find(&PublicKey([1; 32])).unwrap(), None);
         assert!(matches!(editor.remove(&"alpha".parse().unwrap()), Err(TrustError::NotListed { .. })));
+    }
+
+    #[test]
+    fn a_file_that_was_replaced_or_removed_is_not_believed_any_more() {
+        let dir = tempfile::tempdir().unwrap();
+        let trust = Trust::load(dir.path()).unwrap();
+        trust.add(peer("alpha", 1)).unwrap();
+        let is_known = || trust.find(&PublicKey([1; 32])).unwrap().is_some();
+        let [path, copy, empty] = ["trust.toml", "copy", "empty"].map(|name| dir.path().join(name));
+        assert!(is_known());
+        fs::hard_link(&path, &copy).unwrap();
+        fs::write(&empty, "").unwrap();
+        fs::rename(&empty, &path).unwrap();
+        assert!(!is_known(), "it has another name, but not that of the list");
+        fs::rename(&copy, &path).unwrap();
+        assert!(is_known());
+        fs::remove_file(&path).unwrap();
+        assert!(!is_known());
     }
 
     #[test]

@@ -21,6 +21,9 @@ const SCAN_INTERVAL: Duration = Duration::from_millis(20);
 const SCAN_SHARE: u32 = 50;
 /// Most bytes that are set aside in the pause; with more, the pause lasts until the sink has them.
 const STAGE_BYTES_MAX: usize = 256 << 20;
+/// Pages that a machine may write between the decision to pause and the pause, without more room being found
+/// for them within it.
+const STAGE_SPARE_PAGES: usize = 512;
 
 /// Source of a capture: a machine and its arrays, as one consumer sees them.
 pub struct CaptureSource<'a> {
@@ -230,6 +233,10 @@ impl Run<'_, '_> {
         mut rounds: Vec<RoundStats>,
         Ending { rate, stop_reason: why, finish }: Ending,
     ) -> Result<Captured, CaptureError> {
+        let room = match finish {
+            AfterCapture::Unpause => stage_room(count(&left)),
+            AfterCapture::StayPaused => Vec::new(),
+        };
         self.subject.machine.about_to_pause();
         let paused_at = Instant::now();
         // Set first: a pause that reports a failure, as after a timeout, may have stopped the machine.
@@ -260,7 +267,7 @@ impl Run<'_, '_> {
             });
         }
         let begun = Instant::now();
-        let (staged, device_state) = self.stage(&left)?;
+        let (staged, device_state) = self.stage(&left, room)?;
         // Both run at the same time, so their parts are not known.
         parts.pages = begun.elapsed();
         let pause = self.finish(finish, paused_at)?;
@@ -387,12 +394,12 @@ impl Run<'_, '_> {
 
     /// Copies the last pages aside while the device state is saved: both only read, and both prolong the
     /// pause.
-    fn stage(&mut self, sets: &[PageSet]) -> Result<(Vec<u8>, Vec<u8>), CaptureError> {
+    fn stage(&mut self, sets: &[PageSet], room: Vec<u8>) -> Result<(Vec<u8>, Vec<u8>), CaptureError> {
         let machine = &mut *self.subject.machine;
         let (ledgers, who) = (&*self.subject.dirty_logs, self.subject.consumer);
         std::thread::scope(|scope| {
             let device_state = scope.spawn(|| machine.device_state());
-            let staged = copy_aside(ledgers, who, sets)?;
+            let staged = copy_aside(ledgers, who, sets, room)?;
             let device_state =
                 device_state.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
             Ok((staged, device_state))
@@ -450,9 +457,23 @@ struct Ending {
     finish: AfterCapture,
 }
 
-/// Content of the pages of `sets`, as `who` sees them, concatenated.
-fn copy_aside(ledgers: &[DirtyLog], who: Consumer, sets: &[PageSet]) -> Result<Vec<u8>, PageError> {
-    let mut staged = vec![0; count(sets) as usize * PAGE_SIZE];
+/// Room for so many pages and those that are written until the machine stands still. It is written to once,
+/// so that the kernel has found memory for it before the pause.
+fn stage_room(pages: u64) -> Vec<u8> {
+    let bytes = (pages as usize).saturating_add(STAGE_SPARE_PAGES).saturating_mul(PAGE_SIZE);
+    let mut room = Vec::with_capacity(if bytes <= STAGE_BYTES_MAX { bytes } else { 0 });
+    room.resize(room.capacity(), 0);
+    room
+}
+
+/// Content of the pages of `sets`, as `who` sees them, concatenated, in this room or a larger one.
+fn copy_aside(
+    ledgers: &[DirtyLog],
+    who: Consumer,
+    sets: &[PageSet],
+    mut staged: Vec<u8>,
+) -> Result<Vec<u8>, PageError> {
+    staged.resize(count(sets) as usize * PAGE_SIZE, 0);
     let mut rest = &mut staged[..];
     for (ledger, set) in ledgers.iter().zip(sets) {
         for run in set.runs() {

@@ -172,6 +172,7 @@ impl Daemon {
             reporter.flow()
         };
         let captured = capture.run(live, (&policy, finish), breaks, &mut told)?;
+        tracing::debug!(machine = %record.name, pause = ?captured.parts, "captured");
         // The labels say already how much memory the guest is to get back.
         let labels = labels_of(record, wanted);
         if finish == AfterCapture::Unpause {

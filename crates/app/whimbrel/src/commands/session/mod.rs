@@ -264,7 +264,28 @@ impl Args {
             Action::Nbd { name, file, at, .. } => one(name, nbd(file, at.as_deref())?)?,
             Action::Set { name, settings } => set(name, settings, one)?,
         };
-        context.output.result(&response, describe)
+        context
+            .output
+            .result(&response, |response| self.action.outcome(response).unwrap_or_else(|| describe(response)))
+    }
+}
+
+impl Action {
+    /// What was done, where that says all; none for an action after which people look at the session.
+    fn outcome(&self, response: &ControlResponse) -> Option<String> {
+        let status = &response.status;
+        Some(match self {
+            Self::Flush { name } if status.dirty == 0 => format!("{name}: everything is written back\n"),
+            Self::Flush { name } => {
+                format!("{name}: written back; {} were written meanwhile\n", size(status.dirty))
+            }
+            Self::Invalidate { name } => {
+                format!("{name}: names, attributes and unmodified data are dropped\n")
+            }
+            Self::Unmount { name, .. } => format!("{name}: written back and unmounted\n"),
+            Self::Unpin { name, path } => format!("{name}: {path} may leave the cache\n"),
+            _ => return None,
+        })
     }
 }
 
