@@ -119,7 +119,7 @@ const KEPT: Section = Section {
         ("mutants", "Losses that were brought back on purpose, and found by the simulation."),
         (
             "replace.gap",
-            "The longest synced write of a guest while the process of its machine is replaced by a new one.",
+            "The longest write of a guest to its disk while the process that has its machine is replaced by a new one.",
         ),
         (
             "freeze.max",

@@ -45,7 +45,7 @@ pub(super) const EXPERIMENTS: &[Experiment] = &[
 ];
 
 /// A host that has processes for machines, with the machine `web`.
-fn start() -> Result<Hosts> {
+pub(super) fn start() -> Result<Hosts> {
     let mut hosts = Hosts::start(&["alpha"])?;
     let alpha = hosts.get_mut("alpha")?;
     alpha.use_machine_processes();
