@@ -196,10 +196,9 @@ impl Daemon {
                 record.last = Some(capsule);
                 live.pin_base(self.store.pin(&capsule), wanted.arrays, bases);
                 let bytes_added = self.stored_bytes().saturating_sub(stored_before);
-                let pause = if finish == AfterCapture::Unpause {
-                    captured.downtime
-                } else {
-                    captured.paused_at.elapsed()
+                let pause = match finish {
+                    AfterCapture::Unpause => captured.downtime,
+                    AfterCapture::StayPaused => captured.paused_at.elapsed(),
                 };
                 if finish == AfterCapture::Unpause {
                     self.counts.checkpointed(pause);

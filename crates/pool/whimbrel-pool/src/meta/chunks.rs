@@ -535,8 +535,8 @@ async fn counted(tx: &mut Tx<'_>, benefactor: BenefactorId, range: (Digest, Dige
     Ok(counted)
 }
 
-/// Gives up a copy, unless the chunk is used again. With its last copy the chunk is deleted, unless it has
-/// pieces, which have to be given up before: its row is the only way to them.
+/// Gives up a copy, unless the chunk is used again. With the last one the chunk is deleted, but not before
+/// its pieces are given up: its row is the only way to them.
 async fn give_up_copy(tx: &mut Tx<'_>, chunk: ChunkId, benefactor: BenefactorId, freed: i64) -> Result<bool> {
     let doomed = query("UPDATE chunk SET doomed = 1 WHERE id = $1 AND refs = 0 AND freed <= $2")
         .bind(signed(chunk)?)
@@ -551,12 +551,11 @@ async fn give_up_copy(tx: &mut Tx<'_>, chunk: ChunkId, benefactor: BenefactorId,
         .bind(i64::from(benefactor))
         .execute(&mut *tx)
         .await?;
-    query(
-        "DELETE FROM chunk WHERE id = $1 AND coded <= 0 AND NOT EXISTS (SELECT 1 FROM place WHERE chunk = $1)",
-    )
-    .bind(signed(chunk)?)
-    .execute(&mut *tx)
-    .await?;
+    let unless = "coded <= 0 AND NOT EXISTS (SELECT 1 FROM place WHERE chunk = $1)";
+    query(format!("DELETE FROM chunk WHERE id = $1 AND {unless}"))
+        .bind(signed(chunk)?)
+        .execute(&mut *tx)
+        .await?;
     Ok(true)
 }
 
