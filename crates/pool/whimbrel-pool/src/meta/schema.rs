@@ -47,10 +47,10 @@ pub(super) const LATER: &[&str] = &[
     "CREATE INDEX version_writer ON version (writer, size) WHERE writer IS NOT NULL",
     "CREATE TABLE quota (folder BIGINT NOT NULL, member TEXT NOT NULL, bytes BIGINT NOT NULL,
         PRIMARY KEY (folder, member))",
-    // Pieces of chunks that were deleted before them: nobody could give them up any more.
-    "UPDATE chunk SET refs = 0 WHERE coded = -1 AND id IN (SELECT piece FROM piece WHERE NOT EXISTS
-        (SELECT 1 FROM chunk whole WHERE whole.id = piece.chunk)) AND id NOT IN (SELECT piece FROM piece
-        WHERE EXISTS (SELECT 1 FROM chunk whole WHERE whole.id = piece.chunk))",
+    // Pieces of chunks that were deleted before them: nobody could give them up any more. One less and not
+    // none, because the same bytes may be content of a file, too.
+    "UPDATE chunk SET refs = refs - 1 WHERE refs > 0 AND id IN (SELECT piece FROM piece WHERE NOT EXISTS
+        (SELECT 1 FROM chunk whole WHERE whole.id = piece.chunk))",
     "DELETE FROM piece WHERE NOT EXISTS (SELECT 1 FROM chunk whole WHERE whole.id = piece.chunk)",
 ];
 
