@@ -97,9 +97,13 @@ impl Report {
     /// Writes the rows into `SET.json` of `folder` in place of those of the same names. Each tells its commit
     /// if it is not that of the record. A record that was quick is begun anew.
     pub(crate) fn write_into(&self, set: &str, folder: &Path) -> Result<PathBuf> {
-        let text = std::fs::read(folder.join(format!("{set}.json"))).unwrap_or_default();
-        let old = serde_json::from_slice::<Value>(&text).ok().filter(|record| record["quick"] == false);
-        let Some(mut record) = old else {
+        let path = folder.join(format!("{set}.json"));
+        let old: Option<Value> = match std::fs::read(&path) {
+            Ok(text) => Some(serde_json::from_slice(&text).with_context(|| path.display().to_string())?),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+            Err(error) => return Err(error).with_context(|| path.display().to_string()),
+        };
+        let Some(mut record) = old.filter(|record| record["quick"] == false) else {
             let mut record = serde_json::to_value(self)?;
             record["bench"] = set.into();
             return write(folder, set, &record);
