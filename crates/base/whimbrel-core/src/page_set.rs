@@ -179,6 +179,13 @@ impl PageSet {
         Runs { set: self, page: 0 }
     }
 
+    /// The pages of the set that lie within `run`, as maximal runs, in order.
+    pub fn runs_within(&self, run: PageRun) -> impl Iterator<Item = PageRun> {
+        let runs = Runs { set: self, page: run.start.min(self.len) };
+        runs.take_while(move |found| found.start < run.end())
+            .map(move |found| PageRun::new(found.start, found.end().min(run.end()) - found.start))
+    }
+
     /// The pages in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = u64> {
         self.runs().flat_map(|run| run.pages())
@@ -237,7 +244,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn behaves_like_a_tree_set(len in 1..300u64, ops in runs()) {
+        fn behaves_like_a_tree_set(
+            len in 1..300u64, ops in runs(), from in 0..400u64, count in 0..400u64,
+        ) {
             let (mut set, mut model) = (PageSet::empty(len), BTreeSet::new());
             for (start, count, add) in ops {
                 let run = PageRun::new(start % len, count.min(len - start % len));
@@ -248,6 +257,10 @@ mod tests {
             }
             let runs: Vec<_> = set.runs().collect();
             prop_assert!(runs.windows(2).all(|w| w[0].end() < w[1].start), "runs are maximal and ordered");
+            let within = PageRun::new(from % (len + 1), count);
+            let pages: Vec<_> = set.runs_within(within).flat_map(|run| run.pages()).collect();
+            let expected: Vec<_> = model.into_iter().filter(|page| within.pages().contains(page)).collect();
+            prop_assert_eq!(pages, expected);
             let mut all = PageSet::full(len);
             all.subtract(&set);
             all.union(&set);

@@ -174,6 +174,11 @@ impl ImageWriter {
         self.pool.submit(batch)
     }
 
+    /// Waits until the workers have nothing to do for this image. Pages of a batch that is not full yet stay.
+    pub fn wait_idle(&self) {
+        self.state.wait();
+    }
+
     /// Waits for all pages and builds the tree. The image becomes durable with the next commit.
     pub fn finish(mut self) -> Result<FinishedImage> {
         self.dispatch()?;

@@ -5,13 +5,14 @@ use crate::{
     StopReason,
     round::Tally,
     scan_sequence::{self, Cluster},
+    staged_pages::StagedPages,
 };
 use std::{
     ops::ControlFlow,
     time::{Duration, Instant},
 };
 use whimbrel_core::{EXTENT_PAGES, PAGE_SIZE, PageRun, PageSet};
-use whimbrel_machine::{Machine, PageError};
+use whimbrel_machine::Machine;
 
 /// Pages read and delivered at once: an extent, which is also one leaf of an image tree.
 const BATCH_PAGES: u64 = EXTENT_PAGES as u64;
@@ -21,9 +22,6 @@ const SCAN_INTERVAL: Duration = Duration::from_millis(20);
 const SCAN_SHARE: u32 = 50;
 /// Most bytes that are set aside in the pause; with more, the pause lasts until the sink has them.
 const STAGE_BYTES_MAX: usize = 256 << 20;
-/// Pages that a machine may write between the decision to pause and the pause, without more room being found
-/// for them within it.
-const STAGE_SPARE_PAGES: usize = 512;
 
 /// Source of a capture: a machine and its arrays, as one consumer sees them.
 pub struct CaptureSource<'a> {
@@ -230,12 +228,12 @@ impl Run<'_, '_> {
     fn last_round(
         &mut self,
         mut left: Vec<PageSet>,
-        mut rounds: Vec<RoundStats>,
-        Ending { rate, stop_reason: why, finish }: Ending,
+        rounds: Vec<RoundStats>,
+        ending: Ending,
     ) -> Result<Captured, CaptureError> {
-        let room = match finish {
-            AfterCapture::Unpause => stage_room(count(&left)),
-            AfterCapture::StayPaused => Vec::new(),
+        let staged = match ending.finish {
+            AfterCapture::Unpause => self.stage(&mut left)?,
+            AfterCapture::StayPaused => None,
         };
         self.subject.machine.about_to_pause();
         let paused_at = Instant::now();
@@ -245,34 +243,46 @@ impl Run<'_, '_> {
         let mut parts = PauseParts { stop: paused_at.elapsed(), ..PauseParts::default() };
         let fresh = self.collect()?;
         left.iter_mut().zip(&fresh).for_each(|(left, fresh)| left.union(fresh));
-        self.sink.defer_pages(&mut left, &fresh, why);
+        self.sink.defer_pages(&mut left, &fresh, ending.stop_reason);
         parts.scan = paused_at.elapsed() - parts.stop;
-        let fits = count(&left) as usize * PAGE_SIZE <= STAGE_BYTES_MAX;
-        if finish == AfterCapture::StayPaused || !fits {
-            let begun = Instant::now();
-            let tally = self.send(&left, Phase::Paused, rate)?;
-            self.sink.flush()?;
-            let (device_state, devices) = self.device_state()?;
-            self.sink.end_round()?;
-            rounds.push(tally.end(self.sink.bytes_out()));
-            (parts.devices, parts.pages) = (devices, begun.elapsed() - devices);
-            let pause = self.finish(finish, paused_at)?;
-            return Ok(Captured {
-                device_state,
-                rounds,
-                stop_reason: why,
-                downtime: pause,
-                paused_at,
-                parts,
-            });
+        let pause = Pause { at: paused_at, left, rounds, parts };
+        match staged.filter(|_| fits(&pause.left)) {
+            Some(staged) => self.end_with_staged(pause, (staged, &fresh), ending),
+            None => self.end_with_sink(pause, ending),
         }
+    }
+
+    /// Sends the last pages while the machine is paused.
+    fn end_with_sink(&mut self, pause: Pause, ending: Ending) -> Result<Captured, CaptureError> {
+        let Pause { at: paused_at, left, mut rounds, mut parts } = pause;
         let begun = Instant::now();
-        let (staged, device_state) = self.stage(&left, room)?;
+        let tally = self.send(&left, Phase::Paused, ending.rate)?;
+        self.sink.flush()?;
+        let (device_state, devices) = self.device_state()?;
+        self.sink.end_round()?;
+        rounds.push(tally.end(self.sink.bytes_out()));
+        (parts.devices, parts.pages) = (devices, begun.elapsed() - devices);
+        let downtime = self.finish(ending.finish, paused_at)?;
+        let stop_reason = ending.stop_reason;
+        Ok(Captured { device_state, rounds, stop_reason, downtime, paused_at, parts })
+    }
+
+    /// Sends the last pages once the machine runs again, which had been copied aside.
+    fn end_with_staged(
+        &mut self,
+        pause: Pause,
+        (staged, fresh): (StagedPages, &[PageSet]),
+        ending: Ending,
+    ) -> Result<Captured, CaptureError> {
+        let Pause { at: paused_at, left, mut rounds, mut parts } = pause;
+        let begun = Instant::now();
+        let (staged, device_state) = self.stage_again(staged, fresh)?;
         // Both run at the same time, so their parts are not known.
         parts.pages = begun.elapsed();
-        let pause = self.finish(finish, paused_at)?;
-        rounds.push(self.deliver(&left, &staged, rate)?);
-        Ok(Captured { device_state, rounds, stop_reason: why, downtime: pause, paused_at, parts })
+        let downtime = self.finish(ending.finish, paused_at)?;
+        rounds.push(self.deliver(&left, &staged, ending.rate)?);
+        let stop_reason = ending.stop_reason;
+        Ok(Captured { device_state, rounds, stop_reason, downtime, paused_at, parts })
     }
 
     /// Device state, and the time that it took to save.
@@ -392,14 +402,33 @@ impl Run<'_, '_> {
         Ok(())
     }
 
-    /// Copies the last pages aside while the device state is saved: both only read, and both prolong the
-    /// pause.
-    fn stage(&mut self, sets: &[PageSet], room: Vec<u8>) -> Result<(Vec<u8>, Vec<u8>), CaptureError> {
+    /// Copies the pages left aside while the machine runs, after the sink has come to rest: what it still
+    /// has to do would take the processors from the pause. `None` if they are too many.
+    fn stage(&mut self, left: &mut [PageSet]) -> Result<Option<StagedPages>, CaptureError> {
+        if !fits(left) {
+            return Ok(None);
+        }
+        self.sink.wait_idle()?;
+        let meanwhile = self.collect()?;
+        left.iter_mut().zip(&meanwhile).for_each(|(left, meanwhile)| left.union(meanwhile));
+        if !fits(left) {
+            return Ok(None);
+        }
+        Ok(Some(StagedPages::copy(self.subject.dirty_logs, self.subject.consumer, left)?))
+    }
+
+    /// Copies again what was written since, while the device state is saved: both only read, and both prolong
+    /// the pause.
+    fn stage_again(
+        &mut self,
+        staged: StagedPages,
+        fresh: &[PageSet],
+    ) -> Result<(StagedPages, Vec<u8>), CaptureError> {
         let machine = &mut *self.subject.machine;
         let (ledgers, who) = (&*self.subject.dirty_logs, self.subject.consumer);
         std::thread::scope(|scope| {
             let device_state = scope.spawn(|| machine.device_state());
-            let staged = copy_aside(ledgers, who, sets, room)?;
+            let staged = staged.copy_again(ledgers, who, fresh)?;
             let device_state =
                 device_state.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
             Ok((staged, device_state))
@@ -409,19 +438,18 @@ impl Run<'_, '_> {
     fn deliver(
         &mut self,
         sets: &[PageSet],
-        staged: &[u8],
+        staged: &StagedPages,
         rate: Option<u64>,
     ) -> Result<RoundStats, CaptureError> {
         let phase = Phase::Delivering;
         let mut tally =
             Tally::start(phase, count(sets), self.sink.bytes_out(), self.started).with_limit(rate);
-        let mut rest = staged;
         for (array, set) in sets.iter().enumerate() {
             for run in set.runs().flat_map(|run| run.chunks(BATCH_PAGES)) {
-                let (data, after) = rest.split_at(run.bytes());
                 self.sink.between_batches(self.subject)?;
-                self.sink.write(PageBatch { array, run, data, hot: None })?;
-                rest = after;
+                staged.pieces(array, run, |run, data| {
+                    self.sink.write(PageBatch { array, run, data, hot: None })
+                })?;
                 self.report(tally.add(run.len, 0, self.sink.bytes_out()))?;
             }
         }
@@ -457,32 +485,17 @@ struct Ending {
     finish: AfterCapture,
 }
 
-/// Room for so many pages and those that are written until the machine stands still. It is written to once,
-/// so that the kernel has found memory for it before the pause.
-fn stage_room(pages: u64) -> Vec<u8> {
-    let bytes = (pages as usize).saturating_add(STAGE_SPARE_PAGES).saturating_mul(PAGE_SIZE);
-    let mut room = Vec::with_capacity(if bytes <= STAGE_BYTES_MAX { bytes } else { 0 });
-    room.resize(room.capacity(), 0);
-    room
+/// What is known in the pause of the last round.
+struct Pause {
+    at: Instant,
+    left: Vec<PageSet>,
+    rounds: Vec<RoundStats>,
+    parts: PauseParts,
 }
 
-/// Content of the pages of `sets`, as `who` sees them, concatenated, in this room or a larger one.
-fn copy_aside(
-    ledgers: &[DirtyLog],
-    who: Consumer,
-    sets: &[PageSet],
-    mut staged: Vec<u8>,
-) -> Result<Vec<u8>, PageError> {
-    staged.resize(count(sets) as usize * PAGE_SIZE, 0);
-    let mut rest = &mut staged[..];
-    for (ledger, set) in ledgers.iter().zip(sets) {
-        for run in set.runs() {
-            let (out, after) = rest.split_at_mut(run.bytes());
-            ledger.read_for(who, run, out)?;
-            rest = after;
-        }
-    }
-    Ok(staged)
+/// Whether copies of these pages may be set aside in memory.
+fn fits(sets: &[PageSet]) -> bool {
+    count(sets) as usize * PAGE_SIZE <= STAGE_BYTES_MAX
 }
 
 fn count(sets: &[PageSet]) -> u64 {

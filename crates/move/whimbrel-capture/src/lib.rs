@@ -23,6 +23,7 @@ pub mod precopy_policy;
 mod round;
 mod scan_sequence;
 mod sink;
+mod staged_pages;
 pub mod stop_policy;
 
 pub use dirty_log::{Consumer, ConsumerPages, DirtyLog, DirtyLogState, WrongState};

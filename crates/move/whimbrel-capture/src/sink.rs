@@ -62,6 +62,12 @@ pub trait Sink {
         Ok(())
     }
 
+    /// Waits until the sink has nothing left to do with the pages that it has accepted. Called before a pause
+    /// after which the machine runs on.
+    fn wait_idle(&mut self) -> Result<(), SinkError> {
+        Ok(())
+    }
+
     /// Sends what is buffered without waiting for its arrival.
     fn flush(&mut self) -> Result<(), SinkError> {
         Ok(())

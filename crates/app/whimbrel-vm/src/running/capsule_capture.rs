@@ -111,6 +111,11 @@ impl Sink for SinkWithBreaks<'_, '_> {
         self.sink.write(batch)
     }
 
+    fn wait_idle(&mut self) -> Result<(), SinkError> {
+        // The other consumer would wait as long for its next break.
+        if self.breaks.is_some() { Ok(()) } else { self.sink.wait_idle() }
+    }
+
     fn between_batches(&mut self, source: &mut CaptureSource<'_>) -> Result<(), SinkError> {
         let Some(breaks) = self.breaks else { return Ok(()) };
         let taken = breaks.take_break(source, self.ports);
@@ -199,6 +204,11 @@ impl Sink for StoreSink {
         image
             .put(batch.run, batch.data)
             .map_err(|error| SinkError { destination: "the store".to_owned(), source: error.into() })
+    }
+
+    fn wait_idle(&mut self) -> Result<(), SinkError> {
+        self.images.iter().for_each(|(_, image, _)| image.wait_idle());
+        Ok(())
     }
 
     fn bytes_out(&self) -> u64 {
