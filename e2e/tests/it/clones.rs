@@ -118,6 +118,43 @@ fn a_clone_is_captured_moved_and_rebooted_like_any_machine() {
     beta.run(&["clone", "--match", "os=debian,cpus>=1", "--count", "1", "--prefix", "again"]);
 }
 
+/// The fears: a clone that ran although the command failed, and a machine or a folder of somebody else that
+/// goes with the clones.
+#[test]
+fn clones_run_when_all_are_ready_and_a_command_that_fails_leaves_none() {
+    let cluster = Cluster::start(&["alpha"]);
+    let alpha = cluster.host("alpha");
+    let original = golden(&cluster, alpha);
+    let folder = |name: &str| alpha.data().join("machines").join(name);
+    let nothing_left = || {
+        assert!(memories(alpha).is_empty(), "no QEMU of a clone is left");
+        for kid in ["kid-1", "kid-2", "kid-4"] {
+            assert!(!folder(kid).exists(), "{kid} is left");
+        }
+    };
+
+    // A folder that is no clone's: one of them cannot be made.
+    fs::create_dir(folder("kid-3")).expect("a folder");
+    fs::write(folder("kid-3").join("precious"), "kept").expect("a file");
+    alpha.refuse(&["clone", "golden", "--count", "4", "--prefix", "kid"]);
+    nothing_left();
+    assert_eq!(fs::read_to_string(folder("kid-3").join("precious")).expect("a file"), "kept");
+    fs::remove_dir_all(folder("kid-3")).expect("a folder");
+
+    alpha.run(&["clone", "golden", "--count", "1", "--prefix", "kid"]);
+    let first = console(alpha, "kid-1").write(20).expect("a write of its own");
+    alpha.refuse(&["clone", "golden", "--count", "4", "--prefix", "kid"]);
+    assert_same_life(&first, &check(alpha, "kid-1"));
+    alpha.run(&["stop", "kid-1", "--kill"]);
+    alpha.run(&["delete", "kid-1"]);
+    nothing_left();
+
+    alpha.run(&["clone", "golden", "--count", "4", "--prefix", "kid"]);
+    for kid in ["kid-1", "kid-2", "kid-3", "kid-4"] {
+        assert_is_copy(&check(alpha, kid), &original);
+    }
+}
+
 #[test]
 fn clones_outlive_their_daemon_and_the_next_one_still_shares_and_saves_them() {
     clones_outlive(Cluster::start(&["alpha"]), HostProcess::kill_daemon);

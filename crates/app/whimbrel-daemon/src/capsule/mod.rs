@@ -1,6 +1,7 @@
-//! Capsules of this host: checkpoints, resumes, derived machines, and queries of the store.
+//! Capsules of this host: checkpoints, resumes, clones, derived machines, and queries of the store.
 
 pub(crate) mod checkpoint;
+mod clones;
 pub(crate) mod derive;
 pub(crate) mod disk_alignment;
 mod disk_checkpoint;

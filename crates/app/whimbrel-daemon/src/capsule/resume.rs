@@ -1,4 +1,4 @@
-//! Resume and clone: machines made from capsules.
+//! Resume: a machine made from a capsule.
 //!
 //! The order: start a QEMU, serve memory on demand, put the disks over the capsule's images, load the device
 //! state, write the record, and only then run the CPUs. A failure before the end leaves nothing behind.
@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 use whimbrel_api::{
-    CapsuleRef, CloneNetwork, CloneRequest, MoveNetwork, Operation, OperationKind, OperationResult,
+    CapsuleRef, CloneNetwork, MachineSettings, MoveNetwork, Operation, OperationKind, OperationResult,
     ResumeMode, ResumeRequest, Unit,
 };
 use whimbrel_core::{ByteSize, CapsuleId, MachineName};
@@ -25,26 +25,24 @@ use whimbrel_migrate::protocol::HomeNetwork;
 use whimbrel_qemu::VmIdentity;
 use whimbrel_vm::{RunningMachine, remove_overlays};
 
-/// Most clones in one request.
-const CLONES_MAX: u32 = 1000;
 /// Interval at which a full resume polls for the end of its loading.
 const FULL_POLL: Duration = Duration::from_millis(20);
 
-struct Plan<'a> {
-    capsule: CapsuleId,
-    manifest: &'a Manifest,
-    name: MachineName,
-    mode: ResumeMode,
-    fetch_rest: bool,
-    network: CloneNetwork,
+pub(super) struct Plan<'a> {
+    pub(super) capsule: CapsuleId,
+    pub(super) manifest: &'a Manifest,
+    pub(super) name: MachineName,
+    pub(super) mode: ResumeMode,
+    pub(super) fetch_rest: bool,
+    pub(super) network: CloneNetwork,
     /// Home network, if the network is not here.
-    tunnel: Option<HomeNetwork>,
-    kind: Kind,
+    pub(super) tunnel: Option<HomeNetwork>,
+    pub(super) kind: Kind,
 }
 
 /// Relation of the machine to the one that the capsule was taken from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+pub(super) enum Kind {
     /// The suspended machine itself.
     Same,
     /// A copy with its own memory.
@@ -118,75 +116,6 @@ impl Daemon {
         self.make_machine(&plan, reporter)
     }
 
-    /// Makes several machines from a capsule, each with an identity and disks of its own.
-    pub(crate) fn clone_machines(self: &Arc<Self>, request: CloneRequest) -> Result<Operation, DaemonError> {
-        let (host, subject) = (self.clone(), request.capsule.to_string());
-        let begun = Instant::now();
-        if !(1..=CLONES_MAX).contains(&request.count) {
-            return Err(DaemonError::invalid(format!(
-                "between 1 and {CLONES_MAX} clones can be made at once"
-            )));
-        }
-        let (capsule, manifest) = self.find(&request.capsule)?;
-        let names = clone_names(&request, &manifest)?;
-        names.iter().try_for_each(|name| self.machines.check_free(name, false))?;
-        Ok(self.operations().start(OperationKind::Clone, subject, move |reporter| {
-            host.make_clones(&request, capsule, &manifest, &names, reporter)?;
-            let to_running_ms = begun.elapsed().as_secs_f64() * 1e3;
-            Ok(OperationResult::Clone { machines: names, to_running_ms })
-        }))
-    }
-
-    /// Makes all clones or none: after a failure those already made are ended.
-    fn make_clones(
-        self: &Arc<Self>,
-        request: &CloneRequest,
-        capsule: CapsuleId,
-        manifest: &Manifest,
-        names: &[MachineName],
-        reporter: &ProgressReporter,
-    ) -> Result<(), DaemonError> {
-        let make = |name: &MachineName| {
-            let (mode, network) = (request.mode, request.network);
-            let (then_full, kind) = (false, Kind::Clone);
-            let (name, tunnel) = (name.clone(), None);
-            let plan = Plan { capsule, manifest, name, mode, fetch_rest: then_full, network, tunnel, kind };
-            self.make_machine(&plan, reporter)
-        };
-        let next = std::sync::atomic::AtomicUsize::new(0);
-        let work = || loop {
-            let at = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-            let Some(name) = names.get(at) else { return Ok(()) };
-            check_not_cancelled(reporter)?;
-            make(name)?;
-            reporter.progress("starting clones", Unit::Items, at as u64 + 1, Some(names.len() as u64));
-        };
-        // Starting a QEMU is half waiting, so a few at once keep the processors busy.
-        let parallel = std::thread::available_parallelism().map_or(2, |n| n.get() + 1).min(names.len());
-        let outcome = std::thread::scope(|scope| {
-            let workers: Vec<_> = (0..parallel).map(|_| scope.spawn(work)).collect();
-            workers.into_iter().try_for_each(|worker| worker.join().unwrap_or(Err(DaemonError::Panicked)))
-        });
-        if let Err(error) = outcome {
-            names.iter().for_each(|name| self.remove_failed_clone(name));
-            return Err(error);
-        }
-        Ok(())
-    }
-
-    /// Ends and deletes a machine that was just made.
-    fn remove_failed_clone(&self, name: &MachineName) {
-        let Ok(machine) = self.machines.get(name) else { return };
-        {
-            let mut turn = machine.lock("removal");
-            turn.running.take().into_iter().for_each(RunningMachine::end);
-            turn.record.phase = Phase::Stopped;
-        }
-        if let Err(error) = self.delete(name) {
-            tracing::warn!(%name, error = &error as &dyn std::error::Error, "could not remove a clone");
-        }
-    }
-
     /// Reclaims a machine that was handed off: the user knows that the other host will not run it.
     fn reclaim(&self, name: &MachineName) -> Result<(), DaemonError> {
         let Ok(machine) = self.machines.get(name) else { return Ok(()) };
@@ -233,23 +162,14 @@ impl Daemon {
         let suspended = self.machines.get(&plan.name).ok();
         let suspended = suspended.as_ref().map(|machine| machine.try_lock("resume", Some(reporter.id)));
         let suspended = suspended.transpose()?;
-        if self.is_partial(&plan.capsule) {
-            reporter.progress("prefetching pages", Unit::Items, 0, None);
-            self.prefetch(plan.capsule, plan.manifest);
-        }
-        self.materialize_boot_files(plan.manifest)?;
         if suspended.is_some() {
             // The capsule has the disks. A resume that failed may have left overlays.
             remove_overlays(&self.directories.live_bitmaps(), &self.directories.machine(&plan.name));
         }
-        let mut record = plan.record();
-        suspended.iter().for_each(|turn| record.settings = turn.record.settings.clone());
-        let live = match plan.manifest.device.is_empty() {
-            true => self.boot(&record)?,
-            false => self.restore(plan, &record, reporter)?,
-        };
+        let settings = suspended.as_ref().map(|turn| turn.record.settings.clone());
+        let (mut record, live) = self.prepare_machine(plan, settings.unwrap_or_default(), reporter)?;
         self.end_tunnels_of(&mut record);
-        let view = live.pager_view().filter(|_| plan.kind != Kind::Clone);
+        let view = live.pager_view();
         match suspended {
             Some(turn) => self.register_restarted(record, live, &turn.record)?,
             None => self.register_started(record, live)?,
@@ -261,6 +181,27 @@ impl Daemon {
             self.save_prefetch_list_later(plan.capsule, view);
         }
         Ok(())
+    }
+
+    /// The machine of a plan, whose name the caller has reserved, before its first instruction here.
+    pub(super) fn prepare_machine(
+        &self,
+        plan: &Plan<'_>,
+        settings: MachineSettings,
+        reporter: &ProgressReporter,
+    ) -> Result<(Record, RunningMachine), DaemonError> {
+        if self.is_partial(&plan.capsule) {
+            reporter.progress("prefetching pages", Unit::Items, 0, None);
+            self.prefetch(plan.capsule, plan.manifest);
+        }
+        self.materialize_boot_files(plan.manifest)?;
+        let mut record = plan.record();
+        record.settings = settings;
+        let live = match plan.manifest.device.is_empty() {
+            true => self.boot(&record)?,
+            false => self.restore(plan, &record, reporter)?,
+        };
+        Ok((record, live))
     }
 
     fn restore(
@@ -403,15 +344,4 @@ fn name_for(request: &ResumeRequest, manifest: &Manifest) -> Result<MachineName,
         (None, CapsuleRef::Past(past)) => Ok(past.machine.clone()),
         (None, _) => refs::machine_of(manifest),
     }
-}
-
-fn clone_names(request: &CloneRequest, manifest: &Manifest) -> Result<Vec<MachineName>, DaemonError> {
-    let prefix = match &request.prefix {
-        Some(prefix) => prefix.clone(),
-        None => refs::machine_of(manifest)?,
-    };
-    let name = |number| {
-        format!("{prefix}-{number}").parse().map_err(|error| DaemonError::invalid(format!("{error}")))
-    };
-    (1..=request.count).map(name).collect()
 }

@@ -147,6 +147,13 @@ pub(crate) fn delete(layout: &Directories, name: &MachineName) -> Result<(), Dae
     }
 }
 
+/// Removes the folder of a machine that was to start and has no record yet, if there is one; no other.
+pub(crate) fn delete_marked(layout: &Directories, name: &MachineName) -> Result<(), DaemonError> {
+    let folder = layout.machine(name);
+    let has = |path: PathBuf| path.try_exists().map_err(|source| DaemonError::io("read", &path, source));
+    if has(folder.join(STARTING))? && !has(record::path(&folder))? { delete(layout, name) } else { Ok(()) }
+}
+
 /// Moves the folder of a machine into the trash. Returns its new path.
 pub(super) fn move_to_trash(layout: &Directories, name: &MachineName) -> io::Result<PathBuf> {
     let folder = layout.trash().join(format!("{name}-{:016x}", rand::random::<u64>()));
