@@ -65,8 +65,9 @@ impl ConsoleView {
         };
         let writer = move || {
             while let Some(keys) = typed.blocking_recv() {
-                if console.write(&keys).is_err() {
-                    return;
+                // What a guest does not take is lost, as on a cable; what is typed later may arrive.
+                if let Err(error) = console.write(&keys) {
+                    tracing::debug!(%error, bytes = keys.len(), "a console takes no input");
                 }
             }
         };

@@ -45,7 +45,7 @@ const RING: usize = 64 << 10;
 const RECONNECT: Duration = Duration::from_millis(200);
 /// Interval at which the reader polls whether held output was released.
 const RELEASE_POLL: Duration = Duration::from_millis(20);
-/// Time that the guest may take to accept input.
+/// Time that input waits for a connection, and then the guest may take to accept it.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Serial console with recent output.
@@ -82,7 +82,8 @@ struct Shared {
     /// Ends the reader, while its connection stays open.
     stop: OwnedFd,
     state: Mutex<State>,
-    closing: Condvar,
+    /// Notified when the console is connected, and when its reader is to end.
+    changed: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -106,7 +107,7 @@ impl Console {
 
     fn over(path: PathBuf, log: PathBuf, state: State) -> io::Result<Self> {
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let shared = Shared { path, stop, state: Mutex::new(state), closing: Condvar::new() };
+        let shared = Shared { path, stop, state: Mutex::new(state), changed: Condvar::new() };
         let console = Self { shared: Arc::new(shared), log, reader: Mutex::default() };
         console.start()?;
         Ok(console)
@@ -161,12 +162,14 @@ impl Console {
         self.shared.lock().held.release_all();
     }
 
-    /// Writes `input` to the console. Fails if it is not connected now.
+    /// Writes `input` to the console, once it is connected. After an error a part of it may be written.
+    ///
+    /// # Errors
+    /// If it is not connected within five seconds, or the guest takes nothing for as long; at once if the
+    /// console ends or another process has it.
     pub fn write(&self, input: &[u8]) -> io::Result<()> {
-        // A second connection would take the console away from the reader, so share that one, outside the
-        // lock.
-        let stream = self.shared.lock().stream.as_ref().map(UnixStream::try_clone);
-        let mut stream = stream.unwrap_or_else(|| Err(io::ErrorKind::NotConnected.into()))?;
+        // A second connection would take the console away from the reader, so share that one.
+        let mut stream = self.shared.connection().ok_or(io::ErrorKind::NotConnected)?;
         stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
         stream.write_all(input)
     }
@@ -189,7 +192,7 @@ impl Drop for Console {
 
 impl Console {
     fn end_reader(&self) {
-        self.shared.closing.notify_all();
+        self.shared.changed.notify_all();
         // Fails only if it is set already.
         let _ = rustix::io::write(&self.shared.stop, &1u64.to_ne_bytes());
         let reader = lock(&self.reader).take();
@@ -204,6 +207,14 @@ impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         // Every update under the lock is complete, even after a panic.
         lock(&self.state)
+    }
+
+    /// The present connection, or the next one if it comes in time.
+    fn connection(&self) -> Option<UnixStream> {
+        let absent = |state: &mut State| state.stream.is_none() && !state.closed && !state.suspended;
+        let waited = self.changed.wait_timeout_while(self.lock(), WRITE_TIMEOUT, absent);
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        state.stream.as_ref()?.try_clone().ok()
     }
 
     fn read_output(&self, mut log: ConsoleLog) {
@@ -253,13 +264,14 @@ impl Shared {
             if let Some(stream) = state.stream.as_ref().and_then(|stream| stream.try_clone().ok()) {
                 return Some(stream);
             }
-            let state = self.closing.wait_timeout(state, RECONNECT).unwrap_or_else(PoisonError::into_inner).0;
+            let state = self.changed.wait_timeout(state, RECONNECT).unwrap_or_else(PoisonError::into_inner).0;
             if state.closed || state.suspended {
                 return None;
             }
             drop(state);
             let stream = UnixStream::connect(&self.path).ok();
             self.lock().stream = stream;
+            self.changed.notify_all();
         }
     }
 
@@ -320,6 +332,26 @@ mod tests {
         // The thread that writes the log has ended then.
         drop(console);
         assert_eq!(std::fs::read(&log).unwrap(), b"hello hello ");
+    }
+
+    #[test]
+    fn input_waits_for_the_connection_and_is_refused_at_once_by_a_console_that_ends() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("serial");
+        let console = Console::open(&path, &dir.path().join("console.log")).unwrap();
+        thread::scope(|scope| {
+            let early = scope.spawn(|| console.write(b"early"));
+            thread::sleep(RECONNECT);
+            let (mut guest, _) = UnixListener::bind(&path).unwrap().accept().unwrap();
+            let mut typed = [0; 5];
+            guest.read_exact(&mut typed).unwrap();
+            assert_eq!(&typed, b"early");
+            early.join().unwrap().unwrap();
+        });
+        console.shared.lock().closed = true;
+        assert!(console.shared.connection().is_some(), "what is connected stays so until it is dropped");
+        console.shared.lock().stream = None;
+        assert_eq!(console.write(b"late").unwrap_err().kind(), io::ErrorKind::NotConnected);
     }
 
     #[test]
