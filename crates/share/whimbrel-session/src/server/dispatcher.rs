@@ -7,6 +7,7 @@ use super::{
     Export, ExportAccess, Limits,
     exports::attr_of,
     file_copy::copy,
+    largest_file::largest_file,
     leased_answers::Granting,
     leases::{Leases, without_leases},
     listing::Listing,
@@ -308,6 +309,8 @@ impl Shared {
         if wanted.protocol >= FIRST_WITH_NODES && !told.is_empty() {
             let sets_owners = self.limits.ownership && rustix::process::geteuid().is_root();
             told.push(u8::from(sets_owners));
+            let largest = (!opened.read_only).then(|| largest_file(session.tree.dir(&RelPath::root()).ok()?));
+            told.extend(largest.flatten().into_iter().flat_map(u64::to_le_bytes));
         }
         Ok((opened, told.into()))
     }

@@ -14,6 +14,7 @@ mod fanotify_events;
 mod fencing;
 mod file_copy;
 mod file_handle;
+mod largest_file;
 #[cfg(test)]
 mod lease_model;
 mod lease_table;

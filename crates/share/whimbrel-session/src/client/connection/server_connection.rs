@@ -14,7 +14,7 @@ use std::{
     collections::BTreeMap,
     sync::{
         Arc, Mutex, RwLock,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -105,12 +105,31 @@ pub(super) struct OpenSession {
     key: SessionKey,
     /// Version that the server answers.
     pub(super) protocol: u16,
-    /// Whether new files may have any owner, and devices may be created.
-    sets_owners: bool,
+    told: Told,
 }
 
-/// Bytes of an incarnation of the server; the next one tells whether it sets owners.
-const INCARNATION_LEN: usize = 16;
+/// What the server tells beside its reply when a session is opened.
+#[derive(Clone, Default)]
+struct Told {
+    /// Its boot and mount; empty if it is an older one that does not tell.
+    incarnation: Bytes,
+    /// Whether new files may have any owner, and devices may be created.
+    sets_owners: bool,
+    /// Largest size of a file; none if it is not known.
+    size_max: Option<u64>,
+}
+
+impl Told {
+    fn parse(payload: &Bytes) -> Self {
+        const INCARNATION: usize = 16;
+        let size = payload.get(INCARNATION + 1..).and_then(|rest| rest.first_chunk());
+        Self {
+            incarnation: payload.slice(..payload.len().min(INCARNATION)),
+            sets_owners: payload.get(INCARNATION) == Some(&1),
+            size_max: size.map(|size| u64::from_le_bytes(*size)),
+        }
+    }
+}
 
 impl OpenSession {
     /// The change in a form that the server knows: an older one checks no conditions.
@@ -133,8 +152,8 @@ pub(in crate::client) struct ServerConnection {
     /// Number of server sessions so far, and the moment before the current one was asked for.
     opened: AtomicU64,
     asked_at: Mutex<Instant>,
-    /// Whether the last server set owners.
-    owners: AtomicBool,
+    /// What the last server told.
+    told: Mutex<Told>,
     /// Requests by kind, indexed by the low bits of its number.
     kinds: [AtomicU64; KINDS],
     /// Number of waits for an answer, and their total in microseconds.
@@ -167,11 +186,11 @@ pub(in crate::client) struct FirstConnection {
     pub(in crate::client) gid: u32,
 }
 
-/// Opens a session by the newest version that the server answers. Also returns the payload of its reply.
+/// Opens a session by the newest version that the server answers.
 async fn open(
     connector: &dyn Connector,
     settings: &ConnectionSettings,
-) -> Result<(OpenSession, Opened, Bytes), crate::client::session::SessionError> {
+) -> Result<(OpenSession, Opened), crate::client::session::SessionError> {
     use crate::client::session::SessionError as E;
     let connection = connector
         .connect()
@@ -182,10 +201,9 @@ async fn open(
         let wanted = Open { protocol, directory: settings.directory.clone() };
         let client = Bytes::copy_from_slice(settings.client.as_bytes());
         match connection.request::<OpenCall>(&wanted, client).await {
-            Ok((opened, incarnation)) => {
-                let sets_owners = incarnation.get(INCARNATION_LEN) == Some(&1);
-                let session = OpenSession { connection, key: opened.key, protocol, sets_owners };
-                return Ok((session, opened, incarnation));
+            Ok((opened, payload)) => {
+                let (key, told) = (opened.key, Told::parse(&payload));
+                return Ok((OpenSession { connection, key, protocol, told }, opened));
             }
             Err(CallError::Refused { source })
                 if source.code == code::VERSION && protocol > SPOKEN.oldest =>
@@ -204,9 +222,10 @@ impl ServerConnection {
         settings: ConnectionSettings,
     ) -> Result<FirstConnection, crate::client::session::SessionError> {
         let asked_at = Instant::now();
-        let (up, opened, mut incarnation) = open(&*connector, &settings).await?;
+        let (up, opened) = open(&*connector, &settings).await?;
         let link = Arc::new(Self {
             runtime: Handle::current(),
+            told: Mutex::new(up.told.clone()),
             up: watch::Sender::new(Some(up)),
             server_timeout: RwLock::new(settings.server_timeout),
             abandoned: watch::Sender::new(false),
@@ -216,7 +235,6 @@ impl ServerConnection {
             restarts: AtomicU64::new(0),
             opened: AtomicU64::new(1),
             asked_at: Mutex::new(asked_at),
-            owners: AtomicBool::new(false),
             kinds: Default::default(),
             waits: Default::default(),
             waiters: AtomicU64::new(0),
@@ -239,13 +257,14 @@ impl ServerConnection {
                 loop {
                     let asked_at = Instant::now();
                     match open(&*connector, &settings).await {
-                        Ok((up, _, now)) => {
+                        Ok((up, _)) => {
                             let Some(link) = weak.upgrade() else { return };
+                            let before = std::mem::replace(&mut *lock(&link.told), up.told.clone());
+                            let now = &up.told.incarnation;
                             // An older server does not tell, so it counts as another one each time.
-                            if now.is_empty() || now != incarnation {
+                            if now.is_empty() || *now != before.incarnation {
                                 link.restarts.fetch_add(1, Ordering::Release);
                             }
-                            incarnation = now;
                             // Before its answers: none of them is leased in the session before.
                             *lock(&link.asked_at) = asked_at;
                             link.opened.fetch_add(1, Ordering::AcqRel);
@@ -284,10 +303,12 @@ impl ServerConnection {
 
     /// Whether new files may have any owner.
     pub(in crate::client) fn sets_owners(&self) -> bool {
-        if let Some(up) = &*self.up.borrow() {
-            self.owners.store(up.sets_owners, Ordering::Relaxed);
-        }
-        self.owners.load(Ordering::Relaxed)
+        lock(&self.told).sets_owners
+    }
+
+    /// Largest size that the server's file system lets a file have, as far as it is known.
+    pub(in crate::client) fn size_max(&self) -> u64 {
+        lock(&self.told).size_max.unwrap_or(u64::MAX).min(i64::MAX as u64)
     }
 
     pub(in crate::client) fn is_up(&self) -> bool {

@@ -311,7 +311,7 @@ impl Core {
         if data.is_empty() {
             return Ok(0);
         }
-        offset.checked_add(data.len() as u64).filter(|end| *end <= i64::MAX as u64).ok_or(Errno::EFBIG)?;
+        self.checked_end(offset, data.len() as u64)?;
         for round in 0.. {
             match self.cache.write(file, offset, data) {
                 Ok(CacheRead::Complete) => break,
@@ -329,6 +329,12 @@ impl Core {
         }
         self.content_changed(id, file)?;
         Ok(data.len() as u32)
+    }
+
+    /// End of a range of a file, if the server can have a file of that size.
+    pub(super) fn checked_end(&self, offset: u64, length: u64) -> Result<u64> {
+        let end = offset.checked_add(length).filter(|end| *end <= self.connection.size_max());
+        end.ok_or(Errno::EFBIG)
     }
 
     /// Writes back, which alone makes room. Files that were removed and are still open are not written back:
@@ -381,9 +387,7 @@ impl Core {
         if path.as_ref().is_some_and(|path| self.policy_of(path) == Policy::None) {
             return Err(Errno::EROFS);
         }
-        if size > i64::MAX as u64 {
-            return Err(Errno::EFBIG);
-        }
+        self.checked_end(size, 0)?;
         let file = self.file_of(id)?;
         if self.cache.file(file).is_some_and(|record| record.size == size) {
             return Ok(());

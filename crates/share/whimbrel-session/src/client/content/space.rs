@@ -22,7 +22,7 @@ impl Core {
             return Err(Errno::EROFS);
         }
         let size = self.cache.file(file).ok_or(Errno::ESTALE)?.size;
-        let end = offset.checked_add(length).filter(|end| *end <= i64::MAX as u64).ok_or(Errno::EFBIG)?;
+        let end = self.checked_end(offset, length)?;
         let flags = FallocateFlags::from_bits_retain(mode as u32);
         let keep = flags.contains(FallocateFlags::KEEP_SIZE);
         match flags.difference(FallocateFlags::KEEP_SIZE) {
