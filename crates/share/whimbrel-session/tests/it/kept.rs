@@ -1,6 +1,6 @@
 //! Conflicts are kept with a map of what is whose, and resolved as people choose.
 
-use crate::common::{World, back, pattern};
+use crate::common::{World, back, pattern, until};
 use std::{
     fs::{self, File, OpenOptions},
     io::Write,
@@ -22,7 +22,12 @@ fn conflict(content: &[u8], write: impl FnOnce(&mut File), theirs: &[u8]) -> (Wo
     write(&mut file);
     drop(file);
     fs::write(world.server().join("file"), theirs).unwrap();
-    world.session().flush().unwrap_err();
+    // The server reports that change, and what is unsent may be sent, and refused, before we ask for it.
+    until("there is a conflict", || {
+        world.session().flush().is_err() || !kept_copies(&world.options.cache).unwrap().is_empty()
+    });
+    // The version that it had while it was written may have been seen here.
+    until("the change of the server is seen", || fs::read(&path).is_ok_and(|seen| seen == theirs));
     let mut kept = kept_copies(&world.options.cache).unwrap();
     assert_eq!(kept.len(), 1);
     (world, kept.remove(0))

@@ -1,10 +1,10 @@
 //! Sessions of root: owners, modes, types of files, times and extended attributes are those of the server.
 
-use crate::common::{World, root};
+use crate::common::{Fate, World, back, root, until};
 use rustix::{
     fs::{
-        CWD, FallocateFlags, FileType, Mode, SeekFrom, XattrFlags, chown, fallocate, getxattr, listxattr,
-        mknodat, removexattr, seek, setxattr,
+        AtFlags, CWD, FallocateFlags, FileType, Mode, SeekFrom, StatxFlags, XattrFlags, chown, fallocate,
+        getxattr, listxattr, mknodat, removexattr, seek, setxattr, statx,
     },
     io::Errno,
 };
@@ -17,9 +17,15 @@ use std::{
     },
     path::Path,
     process::Command,
+    sync::Arc,
     time::{Duration, SystemTime},
 };
-use whimbrel_session::client::{Policy, SessionOptions};
+use tokio::sync::Semaphore;
+use whimbrel_session::{
+    client::{Policy, SessionOptions},
+    proto::{OpCall, WriteCall},
+};
+use whimbrel_wire::Call;
 
 const POLICIES: [Policy; 2] = [Policy::Through, Policy::Back];
 
@@ -176,6 +182,58 @@ fn a_punched_hole_is_a_hole_on_the_server_and_is_found_by_seek() {
         assert_eq!(seek(&file, SeekFrom::Data(300 << 10)), Ok(768 << 10));
         assert_eq!(seek(&file, SeekFrom::Data(1 << 20)), Err(Errno::NXIO));
         assert_eq!(seek(&file, SeekFrom::Hole(2 << 20)), Err(Errno::NXIO));
+    }
+}
+
+/// The fear: the answer to a write has the mode from before, and comes after the new mode was set.
+#[test]
+fn a_mode_that_changes_while_content_is_sent_stays_changed() {
+    let world = World::new(back, |_| {});
+    let (path, theirs) = (world.mount().join("file"), world.server().join("file"));
+    fs::write(&path, "first").unwrap();
+    world.session().flush().unwrap();
+    fs::write(&path, "second").unwrap();
+    let (content, names) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+    let (of_content, of_names) = (content.clone(), names.clone());
+    world.wire.decide(move |request| match request.kind {
+        WriteCall::KIND => Fate::Held(of_content.clone()),
+        OpCall::KIND => Fate::Held(of_names.clone()),
+        _ => Fate::Answered,
+    });
+    let session = world.session().clone();
+    let flushing = std::thread::spawn(move || session.flush());
+    until("the content is there", || fs::read_to_string(&theirs).is_ok_and(|text| text == "second"));
+    fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();
+    content.add_permits(1);
+    until("the mode is there", || fs::metadata(&theirs).unwrap().mode() & 0o777 == 0o640);
+    // Not what the kernel remembers.
+    let asked = statx(CWD, &path, AtFlags::STATX_FORCE_SYNC, StatxFlags::MODE).unwrap();
+    assert_eq!(asked.stx_mode & 0o777, 0o640);
+    names.add_permits(1);
+    flushing.join().unwrap().unwrap();
+    assert_eq!(seen(&path).0, seen(&theirs).0);
+}
+
+#[test]
+fn a_size_that_the_server_cannot_hold_is_refused_at_once() {
+    for policy in POLICIES {
+        let world = world(policy);
+        // What the server's own file system says of the same sizes.
+        let (ours, theirs) = (world.mount().join("ours"), world.server().join("theirs"));
+        let (ours, theirs) = (File::create_new(ours).unwrap(), File::create_new(theirs).unwrap());
+        for size in [1 << 40, (1 << 44) - 4096, (1 << 44) - 1, 1 << 44, 1 << 45, 1 << 62, i64::MAX as u64] {
+            let told = |set: std::io::Result<()>| set.map_err(|error| error.raw_os_error());
+            assert_eq!(told(ours.set_len(size)), told(theirs.set_len(size)), "{size} bytes under {policy}");
+        }
+        let size = theirs.metadata().unwrap().len();
+        assert_eq!(ours.metadata().unwrap().len(), size);
+        if size < i64::MAX as u64 {
+            let late = ours.write_at(b"over", size).unwrap_err();
+            assert_eq!(late.raw_os_error(), Some(Errno::FBIG.raw_os_error()));
+        }
+        drop(ours);
+        world.session().flush().unwrap();
+        assert_eq!(fs::metadata(world.server().join("ours")).unwrap().len(), size);
     }
 }
 

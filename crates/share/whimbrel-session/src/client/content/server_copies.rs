@@ -128,13 +128,8 @@ impl Core {
 
     /// Adopts the attributes of a file after a server copy into it.
     fn adopt_copy(&self, (id, offset): End, file: FileId, attr: Attr, asked: Instant) -> Result<()> {
-        {
-            let mut nodes = self.inodes();
-            nodes.reported(id, asked);
-            if let Some(node) = nodes.get_mut(id) {
-                node.attr = Attr { links: node.attr.links, ..attr };
-            }
-        }
+        self.inodes().reported(id, asked);
+        self.adopt_written(id, attr, asked);
         if self.cache.file(file).is_none_or(|record| !record.dirty) {
             self.adopt_version(file, &attr);
             return Ok(());

@@ -133,6 +133,20 @@ impl Core {
         }
     }
 
+    /// Adopts the attributes of a file whose content this client has changed on the server, which was asked
+    /// at this moment. Mode and owner may lack changes that were made here since, or that are unsent, which
+    /// stay.
+    pub(in crate::client) fn adopt_written(&self, id: u64, attr: Attr, asked: Instant) {
+        let affected = self.is_affected(id);
+        let mut nodes = self.inodes();
+        let Some(node) = nodes.get_mut(id) else { return };
+        let Attr { size, blocks, mtime, ctime, .. } = attr;
+        node.attr = match affected || node.changed_at.is_some_and(|changed| changed > asked) {
+            true => Attr { size, blocks, mtime, ctime, ..node.attr },
+            false => Attr { links: node.attr.links, ..attr },
+        };
+    }
+
     /// Requests the attributes of an inode again if they are old.
     pub(in crate::client) fn revalidate(&self, id: u64) -> Result<()> {
         let ttl = self.ttl_of(id);

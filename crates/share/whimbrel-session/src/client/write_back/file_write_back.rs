@@ -153,13 +153,14 @@ impl Core {
                 // The stamps by which this client's own changes are recognised after a crash of this host.
                 self.cache.sync().map_err(errno_of)?;
             }
+            let asked = Instant::now();
             for (file, content, sent) in self.connection.runtime().block_on(self.send_all(sendings)) {
                 match sent {
                     Err(CallFailure::Outdated) => files.push(file),
                     Err(fail) if is_other_file(&fail) && self.writeback.changes() != changes => {
                         files.push(file)
                     }
-                    sent => first = first.and(self.apply_result(file, content, sent)),
+                    sent => first = first.and(self.apply_result(file, content, sent, asked)),
                 }
             }
         }
@@ -382,13 +383,14 @@ impl Core {
         file: FileId,
         content: u64,
         sent: std::result::Result<Attr, CallFailure>,
+        asked: Instant,
     ) -> Result<()> {
         if self.cache.file(file).is_none_or(|record| record.removed) {
             // The file was removed meanwhile: its content is dropped.
             return Ok(());
         }
         match sent {
-            Ok(attr) => self.written_back(file, content, attr),
+            Ok(attr) => self.written_back(file, content, attr, asked),
             Err(fail) if fail.is(code::CONFLICT) || is_other_file(&fail) => {
                 self.conflict(file, "the file on the server was changed or replaced");
                 Err(Errno::ESTALE)
@@ -419,18 +421,15 @@ impl Core {
         CallFailure::InvalidReply
     }
 
-    fn written_back(&self, file: FileId, content: u64, attr: Attr) -> Result<()> {
+    fn written_back(&self, file: FileId, content: u64, attr: Attr, asked: Instant) -> Result<()> {
         self.writeback.state().refused.remove(&file);
         // If it was written or truncated meanwhile, it is sent again.
         self.cache.mark_clean(file, content, attr.version()).map_err(errno_of)?;
         if self.cache.file(file).is_some_and(|record| record.dirty) {
             self.writeback.file_written(file);
         }
-        let mut nodes = self.inodes();
-        if let Some(node) = nodes.by_ident(&attr.ident).and_then(|id| nodes.get_mut(id)) {
-            let links = node.attr.links;
-            node.attr = Attr { links, ..attr };
-        }
+        let id = self.inodes().by_ident(&attr.ident);
+        id.into_iter().for_each(|id| self.adopt_written(id, attr, asked));
         Ok(())
     }
 }

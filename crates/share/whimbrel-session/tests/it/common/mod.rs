@@ -29,6 +29,8 @@ pub enum Fate {
     Lost,
     /// The request is carried out once there is a permit, even without a connection, and gets no answer.
     Late(Arc<Semaphore>),
+    /// The request is carried out at once, and answered once there is a permit.
+    Held(Arc<Semaphore>),
     Refused(Refusal),
     /// The answer is replaced by another.
     Changed(fn(Reply) -> Reply),
@@ -60,6 +62,11 @@ impl Service for Between {
                 });
                 Box::pin(std::future::pending())
             }
+            Fate::Held(permits) => Box::pin(async move {
+                let answer = self.server.handle(peer, request).await;
+                drop(permits.acquire().await);
+                answer
+            }),
             Fate::Lost => Box::pin(async move {
                 drop(self.server.handle(peer, request).await);
                 self.living.lock().unwrap().drain(..).for_each(|connection| connection.close());
