@@ -18,6 +18,7 @@ pub mod completion;
 pub mod deferred_pages;
 mod fetch_reply;
 pub mod fetch_schedule;
+mod fetch_window;
 pub mod messages;
 pub mod page_fetcher;
 pub mod page_server;

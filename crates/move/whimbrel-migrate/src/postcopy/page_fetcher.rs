@@ -2,13 +2,14 @@
 //! background.
 //!
 //! It uses two connections that the source opens: one for pages that a reader waits for, the other for all
-//! the rest, with a few requests in flight. Requests that are lost with a connection are repeated over the
+//! the rest, with a few requests in flight ([`super::fetch_window`]). Requests that are lost with a connection are repeated over the
 //! next one. The page stores decide what is missing; the order is that of [`super::fetch_schedule`].
 
 use super::{
     completion::{FetchAction, FetchEvent, FetchState},
     fetch_reply::{self, FetchReplyError},
     fetch_schedule::{FetchRange, FetchSchedule},
+    fetch_window::FetchWindow,
     messages::{COMPLETE, FETCH, Fetch, FetchPriority, FetchProgress, Fetched, OfferFetchReply},
     page_set_codec::{self, PageSetCodecError},
 };
@@ -24,9 +25,7 @@ use std::{
 };
 use whimbrel_core::{HostName, PAGE_SIZE, PageRun, PageSet, lock};
 
-/// Background requests in flight, and pages in each: 1 MiB, which at 1 Gbit/s is 8 ms ahead of a
-/// neighbourhood.
-const IN_FLIGHT_MAX: usize = 8;
+/// Pages in a background request: at 1 Gbit/s, 1 ms.
 const PAGES_PER_REQUEST: u64 = 32;
 /// Time that a read waits for a connection before it fails.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(200);
@@ -338,6 +337,7 @@ impl PageFetcher {
                 fetcher: self,
                 stores,
                 schedule: FetchSchedule::new(missing, &hot),
+                window: FetchWindow::new(),
                 in_flight: VecDeque::new(),
             }
             .run();
@@ -409,25 +409,33 @@ struct BackgroundFetch<'a> {
     fetcher: &'a PageFetcher,
     stores: &'a [Option<Arc<dyn PageStore>>],
     schedule: FetchSchedule,
+    window: FetchWindow,
     in_flight: VecDeque<InFlight>,
 }
 
-/// Connection of a request, its pages, and its reply.
-type InFlight = (Arc<dyn FetchConnection>, FetchRange, Box<dyn PendingReply>);
+struct InFlight {
+    lane: Arc<dyn FetchConnection>,
+    ask: FetchRange,
+    asked: Instant,
+    reply: Box<dyn PendingReply>,
+}
 
 impl BackgroundFetch<'_> {
     fn run(mut self) {
         while !self.fetcher.is_closed() {
             self.drain_events();
             let asked = self.fill_up();
-            let Some((lane, ask, coming)) = self.in_flight.pop_front() else {
+            let Some(InFlight { lane, ask, asked: at, reply }) = self.in_flight.pop_front() else {
                 if asked {
                     return;
                 }
                 continue;
             };
-            match self.fetcher.handle_reply(&lane, &ask, coming.wait()) {
-                Ok(content) => self.store(&ask, &content),
+            match self.fetcher.handle_reply(&lane, &ask, reply.wait()) {
+                Ok(content) => {
+                    self.window.answered(at.elapsed());
+                    self.store(&ask, &content);
+                }
                 Err(error) => self.handle_error(&ask, &error),
             }
         }
@@ -443,6 +451,7 @@ impl BackgroundFetch<'_> {
         for (array, page) in touched {
             // The page itself was answered, so it is here or about to be; its neighbours come next.
             self.schedule.faulted(array, page);
+            self.window.waited();
         }
         for (array, run, content) in spare {
             self.store(&FetchRange { array, runs: vec![run] }, &content);
@@ -451,14 +460,16 @@ impl BackgroundFetch<'_> {
 
     /// Sends requests until enough are in flight. False if there is no connection.
     fn fill_up(&mut self) -> bool {
-        while self.in_flight.len() < IN_FLIGHT_MAX {
+        while self.in_flight.len() < self.window.limit() {
             let Some(ask) = self.schedule.next(PAGES_PER_REQUEST) else { return true };
             let Some(lane) = self.fetcher.connection(FetchPriority::Bulk, CONNECT_TIMEOUT) else {
                 self.schedule.lost(&ask);
                 return false;
             };
             match self.fetcher.send_request(&*lane, &ask) {
-                Ok(coming) => self.in_flight.push_back((lane, ask, coming)),
+                Ok(reply) => {
+                    self.in_flight.push_back(InFlight { lane, ask, asked: Instant::now(), reply });
+                }
                 Err(error) => {
                     self.schedule.lost(&ask);
                     // Called for its effect: the connection is no longer used.
