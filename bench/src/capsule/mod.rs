@@ -8,6 +8,7 @@ mod arrive;
 mod awaited;
 mod delta;
 mod desk;
+mod faulting;
 mod first;
 mod lookup;
 mod moving;
@@ -19,6 +20,7 @@ mod tools;
 mod update;
 
 pub(crate) use desk::guest_root;
+pub(crate) use faulting::run as postcopy_faults;
 pub(crate) use tools::run as run_command;
 
 use crate::run::Experiment;

@@ -50,8 +50,14 @@ const ONE_HOST: Section = Section {
             "resume.touch",
             "The first two seconds of work of a resumed guest, beside the same work with everything in memory.",
         ),
-        ("clone.hundred", "A hundred clones of a guest of 128 MiB: time until all answer, memory of each."),
-        ("host.300", "Memory and processor time of a daemon with 300 machines that rest."),
+        (
+            "clone.hundred",
+            "A hundred clones of a guest of 128 MiB that wakes once a second: time until all answer, memory of each.",
+        ),
+        (
+            "host.300",
+            "Memory and processor time of a daemon with 300 machines that rest: guests that wake once a second.",
+        ),
         ("store.ingest", "Rate at which 1 GiB of memory enters the store."),
         ("store.restore", "Rate at which 1 GiB of memory leaves the store."),
         ("store.peers", "Two versions of one memory image, saved and restored: bytes kept and time."),
@@ -70,6 +76,14 @@ const PROCESSES: Section = Section {
         (
             "daemon.gone",
             "Longest write to a disk in the guest, while the daemon is killed and started again and again, less that of a quiet minute.",
+        ),
+        (
+            "vm.start",
+            "By how much a warm resume takes longer on a host with processes for machines than on one without.",
+        ),
+        (
+            "vm.checkpoint",
+            "Rate of the first checkpoint of a machine of 1 GiB; the peer is a host of the same build without processes for machines.",
         ),
         ("vm.memory", "Memory that only the process of a machine has."),
         (
@@ -185,6 +199,10 @@ const MIGRATION: Section = Section {
             "Total time of a guest that writes 2,000 pages a second over 10 Gbit/s, beside QEMU's ways.",
         ),
         ("migrate.rate", "Rate at which a guest full of noise moves over a link without a limit."),
+        (
+            "migrate.postcopy.faults",
+            "A guest with four virtual CPUs that writes at random while it moves by post-copy: pages that come a second, and waits for them.",
+        ),
         ("migrate.1t", "A guest with a disk of 1 TiB of which 1 GiB is used, beside one with 16 GiB."),
         ("migrate.downtime.p99", "Worst of the migrations of `migrate.downtime.web`."),
         (

@@ -12,7 +12,7 @@ use anyhow::{Result, anyhow};
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 use whimbrel_core::ByteSize;
-use whimbrel_testkit::guest::GuestOptions;
+use whimbrel_testkit::guest::{GuestOptions, Work};
 
 /// Clones at once, of a guest of this much memory of which the test agent fills a part.
 #[derive(Clone, Copy)]
@@ -20,10 +20,12 @@ struct Plan {
     count: usize,
     memory: ByteSize,
     buffer_mib: u32,
+    work: Work,
 }
 
-const EIGHT: Plan = Plan { count: 8, memory: ByteSize(512 << 20), buffer_mib: 64 };
-const HUNDRED: Plan = Plan { count: 100, memory: ByteSize(128 << 20), buffer_mib: 8 };
+const EIGHT: Plan = Plan { count: 8, memory: ByteSize(512 << 20), buffer_mib: 64, work: Work::Idle };
+/// A hundred test guests that wake twenty times a second are more than two processors under the translator.
+const HUNDRED: Plan = Plan { count: 100, memory: ByteSize(128 << 20), buffer_mib: 8, work: Work::Resting };
 const DISK: ByteSize = ByteSize(256 << 20);
 /// How long clones idle before their memory is looked at.
 const IDLE: Duration = Duration::from_secs(5);
@@ -76,7 +78,7 @@ pub(crate) fn hundred(context: &Context) -> Result<Vec<Row>> {
 fn batches(plan: Plan, times: usize) -> Result<Vec<Batch>> {
     let hosts = Hosts::start(&["alpha"])?;
     let alpha = hosts.get("alpha")?;
-    let options = GuestOptions { buffer_mib: plan.buffer_mib, ..GuestOptions::default() };
+    let options = GuestOptions { buffer_mib: plan.buffer_mib, work: plan.work, ..GuestOptions::default() };
     Machine::small(plan.memory, options).with_blank_disk(hosts.disk(), DISK)?.run(alpha, "origin")?;
     alpha.run(&["checkpoint", "origin", "--tag", "kept"])?;
     (0..times).map(|_| batch(alpha, plan.count)).collect()

@@ -6,7 +6,7 @@
 //! A restart of the daemon is two swaps: to the process, and to the next daemon. What a client notices of
 //! each is the longest gap of a probe at 1 kHz, beside that of as long a time in which nothing is swapped.
 
-use super::{Context, Experiment, campaign::agent, resting};
+use super::{Context, Experiment, campaign::agent, process_cost, resting};
 use crate::harness::{Goal, Row, Samples};
 use crate::hosts::{Daemon, GUEST, Hosts, Machine};
 use anyhow::{Context as _, Result, ensure};
@@ -41,6 +41,16 @@ pub(super) const EXPERIMENTS: &[Experiment] = &[
         rows: &["vm.threads"],
         about: "count the threads of a daemon with a hundred machines",
         run: daemon_threads,
+    },
+    Experiment {
+        rows: &["vm.start"],
+        about: "resume a machine on a host with processes for machines, and on one without",
+        run: process_cost::start,
+    },
+    Experiment {
+        rows: &["vm.checkpoint"],
+        about: "the first checkpoint of a machine on both",
+        run: process_cost::checkpoint,
     },
 ];
 

@@ -31,6 +31,7 @@ pub(crate) mod patch;
 mod peers;
 mod pool;
 mod precopy;
+mod process_cost;
 mod profiles;
 mod protect;
 mod qemu_nbd;

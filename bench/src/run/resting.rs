@@ -1,4 +1,5 @@
-//! Machines that rest. `host.300`: what a daemon takes for three hundred of them.
+//! Machines that rest. `host.300`: what a daemon takes for three hundred of
+//! them, whose guests wake once a second.
 
 use super::Context;
 use crate::harness::{Goal, Row, Samples};
@@ -7,9 +8,10 @@ use anyhow::Result;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 use whimbrel_core::ByteSize;
-use whimbrel_testkit::guest::GuestOptions;
+use whimbrel_testkit::guest::{GuestOptions, Work};
 
-const MEMORY: ByteSize = ByteSize(64 << 20);
+/// With less the kernel of the small guest does not boot.
+const MEMORY: ByteSize = ByteSize(80 << 20);
 /// Clones that one command makes.
 const AT_ONCE: usize = 50;
 /// Until the machines have come to rest, and how long the daemon's processor time is counted.
@@ -20,7 +22,7 @@ const COUNTED: Duration = Duration::from_secs(60);
 pub(super) fn at_rest(machines: usize) -> Result<Hosts> {
     let hosts = Hosts::start(&["alpha"])?;
     let alpha = hosts.get("alpha")?;
-    let options = GuestOptions { buffer_mib: 1, ..GuestOptions::default() };
+    let options = GuestOptions { buffer_mib: 1, work: Work::Resting, ..GuestOptions::default() };
     Machine::small(MEMORY, options).run(alpha, "origin")?;
     alpha.run(&["checkpoint", "origin", "--tag", "kept"])?;
     alpha.discard("origin")?;

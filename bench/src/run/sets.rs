@@ -107,6 +107,11 @@ const MIGRATE: &[Experiment] = &[
         about: "move a guest whose disk is large and almost empty",
         run: move_rate::large_disk,
     },
+    Experiment {
+        rows: &["migrate.postcopy.faults"],
+        about: "move a guest by post-copy whose four CPUs touch its memory at random",
+        run: capsule::postcopy_faults,
+    },
 ];
 
 /// Moves beside QEMU's, over many links and of many kinds of guests.

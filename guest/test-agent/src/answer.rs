@@ -26,8 +26,8 @@ pub(crate) struct TestAgent {
 
 impl TestAgent {
     /// Starts the test agent; takes as long as filling a buffer of `buffer_mib` MiB.
-    pub(crate) fn start(buffer_mib: usize) -> Self {
-        let life = Life::start(buffer_mib);
+    pub(crate) fn start(buffer_mib: usize, tick: u64) -> Self {
+        let life = Life::start(buffer_mib, tick);
         Self { life, disk: Arc::default(), load: Mutex::default(), stall: Mutex::default() }
     }
 

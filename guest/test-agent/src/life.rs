@@ -10,9 +10,10 @@ use std::{
     time::Duration,
 };
 
-/// Milliseconds between two steps of the counter. A guest that wakes a thousand times a second takes a tenth
-/// of a processor under QEMU's translator, and twenty idle ones take the host.
-const TICK: u64 = 50;
+/// Milliseconds between two steps of the counter, unless the guest is told otherwise. A guest that wakes a
+/// thousand times a second takes a tenth of a processor under QEMU's translator; with twenty times it is a
+/// fiftieth, and a hundred idle guests take two processors.
+pub(crate) const TICK: u64 = 50;
 
 /// Life of the guest, from the start of the test agent on.
 pub(crate) struct Life {
@@ -35,14 +36,14 @@ pub(crate) struct CheckResult {
 }
 
 impl Life {
-    /// Starts a life with a buffer of `buffer_mib` MiB.
-    pub(crate) fn start(buffer_mib: usize) -> Self {
+    /// Starts a life with a buffer of `buffer_mib` MiB, whose counter steps every `tick` ms.
+    pub(crate) fn start(buffer_mib: usize, tick: u64) -> Self {
         let nonce = unpredictable();
         let mut noise = Noise::new(nonce);
         let buffer = (0..buffer_mib << 17).map(|_| noise.next()).collect();
         let counter = Arc::new(Counter::default());
         let ticking = Arc::clone(&counter);
-        thread::spawn(move || ticking.run());
+        thread::spawn(move || ticking.run(tick));
         Self { nonce, counter, buffer }
     }
 
@@ -70,14 +71,14 @@ impl Life {
 impl Counter {
     /// Counts for ever. The thread's own copy is on its stack, the shared one on the heap: two pages, so a
     /// single stale page makes them differ.
-    fn run(&self) {
+    fn run(&self, tick: u64) {
         let mut own = 0;
         loop {
-            thread::sleep(Duration::from_millis(TICK));
-            if self.value.swap(own + TICK, Ordering::SeqCst) != own {
+            thread::sleep(Duration::from_millis(tick));
+            if self.value.swap(own + tick, Ordering::SeqCst) != own {
                 self.went_back.store(true, Ordering::SeqCst);
             }
-            own += TICK;
+            own += tick;
         }
     }
 }

@@ -47,7 +47,8 @@ fn main() {
     }
     let cmdline = fs::read_to_string("/proc/cmdline").unwrap_or_default();
     let buffer_mib = kernel_option(&cmdline, "buf").and_then(|text| text.parse().ok()).unwrap_or(64);
-    let witness = Arc::new(TestAgent::start(buffer_mib));
+    let tick = kernel_option(&cmdline, "tick").and_then(|text| text.parse().ok());
+    let witness = Arc::new(TestAgent::start(buffer_mib, tick.unwrap_or(life::TICK)));
     if let Some(load) = kernel_option(&cmdline, "work").and_then(|text| load::Load::from_kernel_option(&text))
     {
         witness.set_load(Some(load));

@@ -8,6 +8,8 @@ pub enum Work {
     /// No work at all.
     #[default]
     Idle,
+    /// No work, and the test agent counts once a second only, so that hundreds of guests leave the host idle.
+    Resting,
     /// No work, but with the guest agent (the small guest only).
     GuestAgent,
     /// The test agent dirties memory.
@@ -62,6 +64,7 @@ impl fmt::Display for Work {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Work::Idle => write!(f, "idle"),
+            Work::Resting => write!(f, "idle tick=1000"),
             Work::GuestAgent => write!(f, "idle helper=on"),
             Work::Dirty { region_mib, pages_per_second, bytes_per_page } => {
                 write!(f, "dirty:{region_mib}:{pages_per_second}:{bytes_per_page}")
