@@ -8,18 +8,24 @@
 //! Cases that failed run again at the end, one at a time and beside nothing else. Those that pass then are
 //! named as unsteady: guests are translated on two cores that all tests share, and one late answer among
 //! 1,500 cases is no reason to refuse a change that did not cause it.
+//!
+//! A binary that says nothing for [`SILENCE_MAX`] is ended, and its cases without a result have failed: a case
+//! that waits for ever would otherwise take the whole run with it, and nobody would know which one it was.
 
 use crate::check::Scope;
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     fs,
     hash::{DefaultHasher, Hasher},
     io::{BufRead, BufReader, Read},
     path::{Path, PathBuf},
-    process::{Command, Stdio},
-    sync::{Mutex, MutexGuard, PoisonError},
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        mpsc::{self, RecvTimeoutError},
+    },
     time::Duration,
 };
 
@@ -28,6 +34,9 @@ const E2E_CASES: &str = "e2e it";
 const E2E_CHANGED: &[&str] = &["life::", "migration::", "stages::"];
 /// Packages of the programs inside guests.
 const GUEST: &[&str] = &["agent ", "test-agent ", "whimbrel-guest-protocol "];
+/// Time without a line after which a binary counts as one that hangs. The longest case takes two minutes, and
+/// several times that on a slow machine beside others.
+const SILENCE_MAX: Duration = Duration::from_secs(15 * 60);
 /// How many of the slowest cases are shown.
 const SLOWEST: usize = 10;
 
@@ -161,12 +170,50 @@ fn repeat_failed(failures: Vec<Failure<'_>>) -> Result<Vec<&str>> {
 }
 
 fn passes_alone(binary: &TestBinary, case: &str) -> Result<bool> {
-    let output = command(binary).args(["--exact", case]).output();
-    let output = output.with_context(|| format!("cannot run {}", binary.name))?;
-    let printed = String::from_utf8_lossy(&output.stdout);
-    print!("{printed}");
+    let mut command = command(binary);
+    let child = command.args(["--exact", case]).stdout(Stdio::piped()).spawn();
+    let child = child.with_context(|| format!("cannot start {}", binary.name))?;
     // A name that matches no case passes too, with nothing run.
-    Ok(output.status.success() && printed.contains("test result: ok. 1 passed"))
+    let mut passed = false;
+    let status = each_line(binary, child, |line| {
+        passed |= line.contains("test result: ok. 1 passed");
+        println!("{line}");
+    })?;
+    Ok(passed && status.is_some_and(|status| status.success()))
+}
+
+/// Calls `each` with every line that a binary prints. Its exit status, none if it was ended because it said
+/// nothing for too long.
+fn each_line(
+    binary: &TestBinary,
+    mut child: Child,
+    mut each: impl FnMut(&str),
+) -> Result<Option<ExitStatus>> {
+    let (said, lines) = mpsc::channel();
+    let output = BufReader::new(child.stdout.take().expect("a pipe was asked for"));
+    // Ends with the binary, or with a process that it left behind: nobody waits for that one.
+    std::thread::spawn(move || output.split(b'\n').try_for_each(|line| said.send(line)));
+    loop {
+        match lines.recv_timeout(SILENCE_MAX) {
+            // A case may print any bytes.
+            Ok(Ok(line)) => each(&String::from_utf8_lossy(&line)),
+            Ok(Err(error)) => {
+                return Err(error).with_context(|| format!("cannot read what {} prints", binary.name));
+            }
+            Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) => {
+                println!(
+                    "{}: no word for {} minutes, so it is ended",
+                    binary.name,
+                    SILENCE_MAX.as_secs() / 60
+                );
+                child.kill().with_context(|| format!("cannot end {}", binary.name))?;
+                child.wait().with_context(|| format!("cannot wait for {}", binary.name))?;
+                return Ok(None);
+            }
+        }
+    }
+    child.wait().map(Some).with_context(|| format!("cannot wait for {}", binary.name))
 }
 
 fn command(binary: &TestBinary) -> Command {
@@ -207,34 +254,51 @@ fn run_one(binary: &TestBinary, scope: Scope, times: &mut CaseTimes) -> Result<O
     // libtest tells the time of a case only as an unstable option, which this variable allows.
     command.env("RUSTC_BOOTSTRAP", "1").args(["-Zunstable-options", "--report-time"]);
     let is_long = binary.name == E2E_CASES;
-    if scope == Scope::Changed && is_long {
-        command.args(E2E_CHANGED);
-    }
-    let mut child = command.spawn().with_context(|| format!("cannot start {}", binary.program.display()))?;
+    let filters = if scope == Scope::Changed && is_long { E2E_CHANGED } else { &[] };
+    command.args(filters);
+    let child = command.spawn().with_context(|| format!("cannot start {}", binary.program.display()))?;
     let (mut printed, mut failed) = (format!("{}\n", binary.name), Vec::new());
-    // A case may print any bytes.
-    for line in BufReader::new(child.stdout.take().expect("a pipe was asked for")).split(b'\n') {
-        let line = line.with_context(|| format!("cannot read what {} prints", binary.name))?;
-        let line = String::from_utf8_lossy(&line);
-        if let Some((case, time)) = case_time(&line) {
+    let mut ended = HashSet::new();
+    let status = each_line(binary, child, |line| {
+        if let Some((case, time)) = case_time(line) {
             times.0.push((time, format!("{} {case}", binary.name)));
         }
-        failed.extend(failed_case(&line).map(str::to_owned));
-        printed.push_str(&line);
+        ended.extend(ended_case(line).map(str::to_owned));
+        failed.extend(failed_case(line).map(str::to_owned));
+        printed.push_str(line);
         printed.push('\n');
         if is_long {
             print!("{}", std::mem::take(&mut printed));
         }
-    }
+    })?;
     print!("{printed}");
-    let status = child.wait().with_context(|| format!("cannot wait for {}", binary.name))?;
-    Ok((!status.success()).then_some(failed))
+    match status {
+        Some(status) => Ok((!status.success()).then_some(failed)),
+        None => {
+            failed.extend(cases(binary, filters)?.into_iter().filter(|case| !ended.contains(case)));
+            Ok(Some(failed))
+        }
+    }
+}
+
+/// Names of the cases of a binary.
+fn cases(binary: &TestBinary, filters: &[&str]) -> Result<Vec<String>> {
+    let output = command(binary).arg("--list").args(filters).output();
+    let output = output.with_context(|| format!("cannot run {}", binary.name))?;
+    let listed = String::from_utf8_lossy(&output.stdout);
+    Ok(listed.lines().filter_map(|line| Some(line.strip_suffix(": test")?.to_owned())).collect())
+}
+
+/// The name in `test NAME ... RESULT`.
+fn ended_case(line: &str) -> Option<&str> {
+    let (case, _) = line.strip_prefix("test ")?.split_once(" ... ")?;
+    Some(case.strip_suffix(" - should panic").unwrap_or(case))
 }
 
 /// The name in `test NAME ... FAILED <1.234s>`.
 fn failed_case(line: &str) -> Option<&str> {
-    let (case, rest) = line.strip_prefix("test ")?.split_once(" ... ")?;
-    rest.starts_with("FAILED").then(|| case.strip_suffix(" - should panic").unwrap_or(case))
+    let (_, rest) = line.strip_prefix("test ")?.split_once(" ... ")?;
+    ended_case(line).filter(|_| rest.starts_with("FAILED"))
 }
 
 /// Takes `test NAME ... ok <1.234s>` apart.
@@ -317,5 +381,6 @@ mod tests {
         assert_eq!(failed_case("test life::boots - should panic ... FAILED"), Some("life::boots"));
         assert_eq!(failed_case("test life::boots ... ok <12.345s>"), None);
         assert_eq!(failed_case("test result: FAILED. 3 passed"), None);
+        assert_eq!(ended_case("test a ... ignored, takes hours"), Some("a"));
     }
 }
