@@ -9,8 +9,8 @@
 //! named as unsteady: guests are translated on two cores that all tests share, and one late answer among
 //! 1,500 cases is no reason to refuse a change that did not cause it.
 //!
-//! A binary that says nothing for [`SILENCE_MAX`] is ended, and its cases without a result have failed: a case
-//! that waits for ever would otherwise take the whole run with it, and nobody would know which one it was.
+//! A binary that says nothing for [`SILENCE_MAX`] is ended, and its cases without a result have failed: a
+//! case that waits for ever would otherwise take the whole run with it, and nobody would know which it was.
 
 use crate::check::Scope;
 use anyhow::{Context, Result, bail};

@@ -5,7 +5,7 @@
 //! leaves none of them, and none that has run.
 
 use crate::{
-    capsule::resume::{Kind, Plan, check_not_cancelled},
+    capsule::resume::{Plan, Relation, check_not_cancelled},
     core::{error::DaemonError, operations::ProgressReporter, refs},
     daemon::Daemon,
     machine::{
@@ -62,7 +62,7 @@ impl Daemon {
         let prepare = |(at, name): (usize, &MachineName)| {
             check_not_cancelled(reporter)?;
             let CloneRequest { mode, network, .. } = *request;
-            let (name, fetch_rest, tunnel, kind) = (name.clone(), false, None, Kind::Clone);
+            let (name, fetch_rest, tunnel, kind) = (name.clone(), false, None, Relation::Clone);
             let plan = Plan { capsule, manifest, name, mode, fetch_rest, network, tunnel, kind };
             let prepared = self.prepare_machine(&plan, MachineSettings::default(), reporter)?;
             reporter.progress("starting clones", Unit::Items, at as u64 + 1, Some(names.len() as u64));
@@ -121,7 +121,7 @@ struct Outcome<T, U> {
     done: Vec<U>,
     /// Items that nobody has begun after a failure.
     left: Vec<T>,
-    /// First failure.
+    /// What failed first, if anything did.
     result: Result<(), DaemonError>,
 }
 

@@ -37,12 +37,12 @@ pub(super) struct Plan<'a> {
     pub(super) network: CloneNetwork,
     /// Home network, if the network is not here.
     pub(super) tunnel: Option<HomeNetwork>,
-    pub(super) kind: Kind,
+    pub(super) kind: Relation,
 }
 
 /// Relation of the machine to the one that the capsule was taken from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum Relation {
     /// The suspended machine itself.
     Same,
     /// A copy with its own memory.
@@ -87,7 +87,7 @@ impl Daemon {
             };
             let name = name_for(&request, &manifest)?;
             host.machines.check_free(&name, true)?;
-            let kind = if host.is_suspended_as(&name, &capsule) { Kind::Same } else { Kind::Copy };
+            let kind = if host.is_suspended_as(&name, &capsule) { Relation::Same } else { Relation::Copy };
             let network = CloneNetwork::Same;
             let ResumeRequest { mode, then_full, .. } = request;
             let tunnel = host.tunnel_of(request.network, &manifest, (capsule, kind))?;
@@ -109,7 +109,7 @@ impl Daemon {
         (capsule, manifest): (CapsuleId, &Manifest),
         reporter: &ProgressReporter,
     ) -> Result<(), DaemonError> {
-        let (kind, mode, network) = (Kind::Same, ResumeMode::Lazy, CloneNetwork::Same);
+        let (kind, mode, network) = (Relation::Same, ResumeMode::Lazy, CloneNetwork::Same);
         let tunnel = self.tunnel_of(None, manifest, (capsule, kind))?;
         let name = name.clone();
         let plan = Plan { capsule, manifest, name, mode, fetch_rest: false, network, tunnel, kind };
@@ -132,13 +132,13 @@ impl Daemon {
         &self,
         wanted: Option<MoveNetwork>,
         manifest: &Manifest,
-        (capsule, kind): (CapsuleId, Kind),
+        (capsule, kind): (CapsuleId, Relation),
     ) -> Result<Option<HomeNetwork>, DaemonError> {
         let had = tunnel::home_of(manifest).filter(|tunnel| tunnel.home != self.name);
         match wanted {
             Some(MoveNetwork::Home) => self.tunnel_home(manifest, capsule),
-            None if kind == Kind::Same => Ok(had),
-            Some(MoveNetwork::Local) if kind == Kind::Same => {
+            None if kind == Relation::Same => Ok(had),
+            Some(MoveNetwork::Local) if kind == Relation::Same => {
                 had.into_iter().for_each(|tunnel| self.leave_tunnel(tunnel));
                 Ok(None)
             }
@@ -216,8 +216,8 @@ impl Daemon {
         let device_state = parts.concat();
         let memory = plan.manifest.image("memory").and_then(|image| image.root);
         let warm = match plan.kind {
-            Kind::Same | Kind::Copy => self.take_or_start_qemu(&record.config)?,
-            Kind::Clone => self.start_clone(&record.config, (memory, record.config.memory))?,
+            Relation::Same | Relation::Copy => self.take_or_start_qemu(&record.config)?,
+            Relation::Clone => self.start_clone(&record.config, (memory, record.config.memory))?,
         };
         let mut live = self.restore_machine(record, memory, warm)?;
         let loaded = self.prefetch_memory(plan, &live, reporter).and_then(|()| {
@@ -243,7 +243,7 @@ impl Daemon {
         if plan.mode == ResumeMode::Lazy && !plan.fetch_rest {
             // What the machine touched first the last time is read while the device state is loaded. The
             // memory of clones is there already, or one of them reads it for all.
-            let view = live.pager_view().filter(|_| plan.kind != Kind::Clone);
+            let view = live.pager_view().filter(|_| plan.kind != Relation::Clone);
             if let Some(memory) = plan.manifest.image("memory")
                 && let Some((view, list)) = view.zip(self.prefetch_list(&plan.capsule, plan.manifest))
             {
@@ -304,7 +304,7 @@ impl Plan<'_> {
             .and_then(|size| crate::machine::balloon::checked_size(size, record.config.memory).ok());
         record.ballooned = record.squeezed_from.filter(|size| *size < record.config.memory);
         record.tunnel = self.tunnel.clone();
-        if self.kind != Kind::Same {
+        if self.kind != Relation::Same {
             // A copy is another machine: its first capsule is a child of this one, not its successor.
             record.last = None;
         }

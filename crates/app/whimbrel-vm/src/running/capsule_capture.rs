@@ -112,7 +112,7 @@ impl Sink for SinkWithBreaks<'_, '_> {
     }
 
     fn wait_idle(&mut self) -> Result<(), SinkError> {
-        // The other consumer would wait as long for its next break.
+        // Another consumer would wait as long for its next break.
         if self.breaks.is_some() { Ok(()) } else { self.sink.wait_idle() }
     }
 

@@ -1,9 +1,8 @@
 //! Fetch window: how many background requests are in flight.
 //!
-//! Pure: no connection, no clock. Their replies share the link with that to a page that a CPU waits for, which
-//! comes behind them. So many are in flight that the link is busy, but while CPUs wait no more: a reply that
-//! takes twice as long as the fastest one has waited in a queue for half of its time (as TCP Vegas sees it:
-//! Brakmo and Peterson, 1995).
+//! Pure: no connection, no clock. A page that a CPU waits for comes behind their replies. So there are as
+//! many as keep the link busy, and while CPUs wait no more: a reply that takes twice as long as the fastest
+//! one has waited in a queue for half of its time (as TCP Vegas sees it: Brakmo and Peterson, 1995).
 
 use std::time::Duration;
 

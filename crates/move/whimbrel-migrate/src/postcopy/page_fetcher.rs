@@ -2,8 +2,9 @@
 //! background.
 //!
 //! It uses two connections that the source opens: one for pages that a reader waits for, the other for all
-//! the rest, with a few requests in flight ([`super::fetch_window`]). Requests that are lost with a connection are repeated over the
-//! next one. The page stores decide what is missing; the order is that of [`super::fetch_schedule`].
+//! the rest, with a few requests in flight (`fetch_window.rs`). Requests that are lost with a connection are
+//! repeated over the next one. The page stores decide what is missing; the order is that of
+//! [`super::fetch_schedule`].
 
 use super::{
     completion::{FetchAction, FetchEvent, FetchState},

@@ -111,7 +111,7 @@ pub(super) struct OpenSession {
 /// What the server tells beside its reply when a session is opened.
 #[derive(Clone, Default)]
 struct Told {
-    /// Its boot and mount; empty if it is an older one that does not tell.
+    /// Boot of the server and mount of its file system; empty if it is an older one that does not tell.
     incarnation: Bytes,
     /// Whether new files may have any owner, and devices may be created.
     sets_owners: bool,
