@@ -202,6 +202,10 @@ fn each_line(
             }
             Err(RecvTimeoutError::Disconnected) => break,
             Err(RecvTimeoutError::Timeout) => {
+                // A process that a case left behind may hold the pipe.
+                if let Some(status) = child.try_wait()? {
+                    return Ok(Some(status));
+                }
                 println!(
                     "{}: no word for {} minutes, so it is ended",
                     binary.name,

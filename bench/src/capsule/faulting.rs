@@ -3,7 +3,8 @@
 //!
 //! Two hosts with 1 Gbit/s and 1 ms there and back. Pages come because a CPU waits for them or because they
 //! are near one that did, and otherwise in the background; all of them count, since one that has come is
-//! waited for by nobody.
+//! waited for by nobody. Waits alone cannot be the goal: four CPUs that each wait a round trip for every page
+//! are 4,000 a second.
 
 use super::sites::{Sites, gigabit};
 use crate::harness::{Goal, Row, Samples};

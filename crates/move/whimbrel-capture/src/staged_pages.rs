@@ -23,8 +23,8 @@ impl StagedPages {
     /// Copies the pages of `sets`, as `who` sees them, and prepares room for those written meanwhile.
     pub(crate) fn copy(logs: &[DirtyLog], who: Consumer, sets: &[PageSet]) -> Result<Self, PageError> {
         let early = Copies::read(logs, who, sets, Vec::new())?;
-        let none = sets.iter().map(|set| PageSet::empty(set.len())).collect();
-        Ok(Self { early, late: Copies { sets: none, runs: Vec::new(), bytes: spare_room() } })
+        let late = Copies { runs: vec![Vec::new(); sets.len()], bytes: spare_room() };
+        Ok(Self { early, late })
     }
 
     /// Copies again what was written since; called while the machine is paused.
@@ -45,27 +45,21 @@ impl StagedPages {
         run: PageRun,
         mut each: impl FnMut(PageRun, &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
-        let late = &self.late.sets[array];
         let mut page = run.start;
-        for again in late.runs_within(run) {
-            if page < again.start {
-                let before = PageRun::new(page, again.start - page);
-                self.early.pieces(array, before, &mut each)?;
-            }
-            self.late.pieces(array, again, &mut each)?;
+        for (again, late) in self.late.within(array, run) {
+            let mut before = self.early.within(array, PageRun::new(page, again.start - page));
+            before.try_for_each(|(run, early)| each(run, early))?;
+            each(again, late)?;
             page = again.end();
         }
-        if page < run.end() {
-            self.early.pieces(array, PageRun::new(page, run.end() - page), &mut each)?;
-        }
-        Ok(())
+        let mut rest = self.early.within(array, PageRun::new(page, run.end() - page));
+        rest.try_for_each(|(run, early)| each(run, early))
     }
 }
 
 /// Pages of several arrays that were copied at one time.
 struct Copies {
-    sets: Vec<PageSet>,
-    /// Runs of each set, and the offset of each run in `bytes`.
+    /// Runs of each array, in order, and the offset of each run in `bytes`.
     runs: Vec<Vec<(PageRun, usize)>>,
     bytes: Vec<u8>,
 }
@@ -90,25 +84,21 @@ impl Copies {
             }
             runs.push(of_set);
         }
-        Ok(Self { sets: sets.to_vec(), runs, bytes })
+        Ok(Self { runs, bytes })
     }
 
-    /// Calls `each` with the copies of those pages of `run` that are here.
-    fn pieces<E>(
-        &self,
-        array: usize,
-        run: PageRun,
-        each: &mut impl FnMut(PageRun, &[u8]) -> Result<(), E>,
-    ) -> Result<(), E> {
+    /// Copies of those pages of `run` that are here, in order.
+    fn within(&self, array: usize, run: PageRun) -> impl Iterator<Item = (PageRun, &[u8])> {
         let runs = &self.runs[array];
         let first = runs.partition_point(|(copied, _)| copied.end() <= run.start);
-        for (copied, offset) in runs[first..].iter().take_while(|(copied, _)| copied.start < run.end()) {
-            let (start, end) = (run.start.max(copied.start), run.end().min(copied.end()));
-            let piece = PageRun::new(start, end - start);
-            let from = offset + PageRun::new(copied.start, start - copied.start).bytes();
-            each(piece, &self.bytes[from..from + piece.bytes()])?;
-        }
-        Ok(())
+        runs[first..].iter().take_while(move |(copied, _)| copied.start < run.end()).map(
+            move |(copied, offset)| {
+                let (start, end) = (run.start.max(copied.start), run.end().min(copied.end()));
+                let piece = PageRun::new(start, end - start);
+                let from = offset + PageRun::new(copied.start, start - copied.start).bytes();
+                (piece, &self.bytes[from..from + piece.bytes()])
+            },
+        )
     }
 }
 

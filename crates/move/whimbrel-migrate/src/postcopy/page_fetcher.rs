@@ -232,15 +232,7 @@ impl PageFetcher {
     /// Pages of `run` that were missing when the machine arrived.
     pub fn missing_runs(&self, array: usize, run: PageRun) -> Vec<PageRun> {
         let state = lock(&self.state);
-        let Some(owed) = state.missing.get(array) else { return Vec::new() };
-        let mut runs: Vec<PageRun> = Vec::new();
-        for page in run.pages().filter(|page| *page < owed.len() && owed.contains(*page)) {
-            match runs.last_mut() {
-                Some(last) if last.end() == page => last.len += 1,
-                _ => runs.push(PageRun::new(page, 1)),
-            }
-        }
-        runs
+        state.missing.get(array).map_or_else(Vec::new, |owed| owed.runs_within(run).collect())
     }
 
     fn fetch_now(&self, array: usize, run: PageRun) -> Result<Vec<u8>, PageFetchError> {
@@ -417,7 +409,7 @@ struct BackgroundFetch<'a> {
 struct InFlight {
     lane: Arc<dyn FetchConnection>,
     ask: FetchRange,
-    asked: Instant,
+    sent: Instant,
     reply: Box<dyn PendingReply>,
 }
 
@@ -426,7 +418,7 @@ impl BackgroundFetch<'_> {
         while !self.fetcher.is_closed() {
             self.drain_events();
             let asked = self.fill_up();
-            let Some(InFlight { lane, ask, asked: at, reply }) = self.in_flight.pop_front() else {
+            let Some(InFlight { lane, ask, sent, reply }) = self.in_flight.pop_front() else {
                 if asked {
                     return;
                 }
@@ -434,7 +426,7 @@ impl BackgroundFetch<'_> {
             };
             match self.fetcher.handle_reply(&lane, &ask, reply.wait()) {
                 Ok(content) => {
-                    self.window.answered(at.elapsed());
+                    self.window.answered(sent.elapsed());
                     self.store(&ask, &content);
                 }
                 Err(error) => self.handle_error(&ask, &error),
@@ -469,7 +461,7 @@ impl BackgroundFetch<'_> {
             };
             match self.fetcher.send_request(&*lane, &ask) {
                 Ok(reply) => {
-                    self.in_flight.push_back(InFlight { lane, ask, asked: Instant::now(), reply });
+                    self.in_flight.push_back(InFlight { lane, ask, sent: Instant::now(), reply });
                 }
                 Err(error) => {
                     self.schedule.lost(&ask);

@@ -105,11 +105,9 @@ pub(super) struct OpenSession {
     key: SessionKey,
     /// Version that the server answers.
     pub(super) protocol: u16,
-    told: Told,
 }
 
 /// What the server tells beside its reply when a session is opened.
-#[derive(Clone, Default)]
 struct Told {
     /// Boot of the server and mount of its file system; empty if it is an older one that does not tell.
     incarnation: Bytes,
@@ -190,7 +188,7 @@ pub(in crate::client) struct FirstConnection {
 async fn open(
     connector: &dyn Connector,
     settings: &ConnectionSettings,
-) -> Result<(OpenSession, Opened), crate::client::session::SessionError> {
+) -> Result<(OpenSession, Opened, Told), crate::client::session::SessionError> {
     use crate::client::session::SessionError as E;
     let connection = connector
         .connect()
@@ -202,8 +200,8 @@ async fn open(
         let client = Bytes::copy_from_slice(settings.client.as_bytes());
         match connection.request::<OpenCall>(&wanted, client).await {
             Ok((opened, payload)) => {
-                let (key, told) = (opened.key, Told::parse(&payload));
-                return Ok((OpenSession { connection, key, protocol, told }, opened));
+                let session = OpenSession { connection, key: opened.key, protocol };
+                return Ok((session, opened, Told::parse(&payload)));
             }
             Err(CallError::Refused { source })
                 if source.code == code::VERSION && protocol > SPOKEN.oldest =>
@@ -222,10 +220,10 @@ impl ServerConnection {
         settings: ConnectionSettings,
     ) -> Result<FirstConnection, crate::client::session::SessionError> {
         let asked_at = Instant::now();
-        let (up, opened) = open(&*connector, &settings).await?;
+        let (up, opened, told) = open(&*connector, &settings).await?;
         let link = Arc::new(Self {
             runtime: Handle::current(),
-            told: Mutex::new(up.told.clone()),
+            told: Mutex::new(told),
             up: watch::Sender::new(Some(up)),
             server_timeout: RwLock::new(settings.server_timeout),
             abandoned: watch::Sender::new(false),
@@ -257,14 +255,15 @@ impl ServerConnection {
                 loop {
                     let asked_at = Instant::now();
                     match open(&*connector, &settings).await {
-                        Ok((up, _)) => {
+                        Ok((up, _, now)) => {
                             let Some(link) = weak.upgrade() else { return };
-                            let before = std::mem::replace(&mut *lock(&link.told), up.told.clone());
-                            let now = &up.told.incarnation;
+                            let mut told = lock(&link.told);
                             // An older server does not tell, so it counts as another one each time.
-                            if now.is_empty() || *now != before.incarnation {
+                            if now.incarnation.is_empty() || now.incarnation != told.incarnation {
                                 link.restarts.fetch_add(1, Ordering::Release);
                             }
+                            *told = now;
+                            drop(told);
                             // Before its answers: none of them is leased in the session before.
                             *lock(&link.asked_at) = asked_at;
                             link.opened.fetch_add(1, Ordering::AcqRel);
