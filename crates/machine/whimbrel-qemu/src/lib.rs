@@ -21,6 +21,7 @@ mod machine_user;
 mod probe;
 mod process;
 mod qmp;
+mod reaper;
 mod state;
 mod tpm;
 

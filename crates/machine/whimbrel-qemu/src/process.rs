@@ -4,7 +4,7 @@
 //! together, and a pidfd refers to it, so no signal ever reaches another process. QEMU outlives this process
 //! (own session, no parent-death signal, output to a file). Dropping a [`QemuProcess`] does not affect QEMU.
 
-use crate::confinement::Confinement;
+use crate::{confinement::Confinement, reaper::reap};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
@@ -17,7 +17,6 @@ use std::{
     os::{fd::OwnedFd, unix::process::CommandExt},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    thread,
     time::{Duration, Instant},
 };
 
@@ -128,28 +127,26 @@ impl QemuProcess {
         // makes two plain system calls; it neither allocates nor takes a lock, and the conversion of its
         // errors copies an integer.
         unsafe { command.pre_exec(prepare) };
-        let mut child =
+        let child =
             command.spawn().map_err(|source| ProcessError::Spawn { program: program.to_owned(), source })?;
         let pid = child.id();
-        let process = Self::open(pid, log, log_start);
-        if process.is_err() {
-            // Without a handle it could not be ended later. The pid is still valid, because it is an unreaped
-            // child.
-            let _ = child.kill();
-        }
-        // A thread reaps it, so that it never stays a zombie; nothing else may call wait. The thread waits
-        // for the pidfd first: wait also returns when this program traces the child and the child stops,
-        // which is not its end.
-        let ending = process.as_ref().ok().and_then(|process| process.pidfd.try_clone().ok());
-        let reap = move || {
-            if let Some(pidfd) = ending {
-                has_ended(&pidfd, None);
+        let reaped = Self::open(pid, log, log_start).and_then(|process| {
+            let failed = |source| ProcessError::Inspect { pid, source };
+            let pidfd = process.pidfd().map_err(failed)?;
+            Ok((process, pidfd))
+        });
+        match reaped {
+            Ok((process, pidfd)) => {
+                reap(child, pidfd).map_err(|source| ProcessError::Inspect { pid, source })?;
+                Ok(process)
             }
-            child.wait()
-        };
-        let reaper = thread::Builder::new().name("qemu-reap".into()).spawn(reap);
-        reaper.map_err(|source| ProcessError::Inspect { pid, source })?;
-        process
+            Err(error) => {
+                // Without a handle it could not be ended later. The pid is still valid, because it is an
+                // unreaped child.
+                drop(Reaped(child));
+                Err(error)
+            }
+        }
     }
 
     /// Adopts a process that an earlier process of the daemon started.
@@ -282,6 +279,7 @@ fn parse_start_time(stat: &[u8]) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::thread;
 
     fn spawn(program: &str, args: &[&str], log: &Path, huge_pages: HugePages) -> QemuProcess {
         let args: Vec<OsString> = args.iter().map(OsString::from).collect();
