@@ -191,7 +191,6 @@ fn late_change(processes: bool) {
     if processes {
         world.wire.restart(process());
     }
-    fs::write(mount.join("first"), "x").unwrap();
     let (permits, asked) = (Arc::new(Semaphore::new(0)), Arc::new(AtomicU64::new(0)));
     let (late, counted) = (permits.clone(), asked.clone());
     world.wire.decide(move |request| {
@@ -199,6 +198,8 @@ fn late_change(processes: bool) {
         counted.fetch_add(u64::from(change), Ordering::SeqCst);
         if change { Fate::Late(late.clone()) } else { Fate::Answered }
     });
+    // Only now: on a busy host it is sent before somebody asks for that.
+    fs::write(mount.join("first"), "x").unwrap();
     let session = world.session().clone();
     // The thread ends with the session.
     let flushing = std::thread::spawn(move || _ = session.flush());
