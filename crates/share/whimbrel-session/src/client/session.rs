@@ -40,8 +40,9 @@ const NO_CACHE_TEXT: &str = "write-back is not possible without a cache: use wri
 /// Default round trip from which on a link counts as slow.
 const SLOW_ROUND_TRIP: Duration = Duration::from_millis(4);
 
-/// Default number of names and attributes in memory, which take half a gibibyte then.
-const MOST_NAMES: usize = 1 << 19;
+/// Default number of names and attributes in memory. While millions are listed the kernel holds some more;
+/// all of it together takes less than a gibibyte.
+const MOST_NAMES: usize = 3 << 17;
 
 /// Number of events retained.
 const MAX_EVENTS: usize = 1000;
