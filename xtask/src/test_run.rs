@@ -69,9 +69,19 @@ struct Profile {
     test: bool,
 }
 
-/// Compiles all tests and the programs that they start.
-pub(crate) fn build(root: &Path) -> Result<Vec<TestBinary>> {
+/// Has clippy compile, in place of the compiler that it is made of, and refuse what it warns of. The second
+/// is how `cargo clippy` passes on its arguments (`src/main.rs` of clippy).
+const LINTING: [(&str, &str); 2] = [
+    ("RUSTC_WORKSPACE_WRAPPER", "clippy-driver"),
+    ("CLIPPY_ARGS", "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__"),
+];
+
+/// Compiles all tests and the programs that they start; checks them by clippy meanwhile if `lints` says so.
+pub(crate) fn build(root: &Path, lints: bool) -> Result<Vec<TestBinary>> {
     let mut command = Command::new(env!("CARGO"));
+    if lints {
+        command.envs(LINTING);
+    }
     command.args(["test", "--workspace", "--no-run", "--locked"]);
     command.arg("--message-format=json-render-diagnostics").current_dir(root).stdout(Stdio::piped());
     let mut cargo = command.spawn().context("cannot start cargo test")?;
