@@ -171,3 +171,31 @@ fn a_machine_of_before_the_port_says_what_to_do_and_moves_as_it_did() {
     beta.run(&["start", "old"]);
     wait_for("qemu-ga to answer", || beta.try_run(&["exec", "old", "--", "true"]).is_ok());
 }
+
+#[test]
+fn the_capsule_from_which_on_a_command_fails_is_found() {
+    let cluster = Cluster::start(&["alpha"]);
+    let alpha = cluster.host("alpha");
+    start(&cluster, alpha);
+    for state in 0..6 {
+        if state == 4 {
+            alpha.run(&["exec", "web", "--", "touch", "/broken"]);
+        }
+        alpha.run(&["checkpoint", "web", "--tag", &format!("state-{state}")]);
+    }
+    let bisect = ["bisect", "web", "--good", "state-0"];
+    let found = alpha.json(&[&bisect[..], &["--", "test", "!", "-e", "/broken"]].concat());
+    let has = |capsule: &Value, tag: &str| capsule["names"].to_string().contains(tag);
+    assert!(has(&found["last_good"], "state-3") && has(&found["first_bad"][0], "state-4"), "{found}");
+    let trials = |found: &Value| found["trials"].as_array().map_or(0, Vec::len);
+    assert!(trials(&found) <= 3, "{found}");
+    // A command of this host, which can judge none of them.
+    let outside = ["--outside", "--", "sh", "-c", "test $WHIMBREL_MACHINE = bisect-1 && exit 125"];
+    let open = alpha.json(&[&bisect[..], &outside].concat());
+    assert_eq!((trials(&open), open["first_bad"].as_array().map_or(0, Vec::len)), (4, 5), "{open}");
+    let unclear = alpha.refuse(&[&bisect[..], &["--outside", "--", "sh", "-c", "exit 200"]].concat());
+    assert!(unclear.code == 2 && unclear.text.contains("neither good nor bad"), "{unclear:?}");
+    let turned = alpha.refuse(&["bisect", "state-0", "--good", "web", "--", "true"]);
+    assert!(turned.code == 2 && turned.text.contains("no ancestor"), "{turned:?}");
+    assert_eq!(alpha.machines(), [("web".to_owned(), "running".to_owned())], "a clone is left");
+}

@@ -16,7 +16,7 @@ const GROUPS: [(&str, &str); 10] = [
     ),
     (
         "Capsules",
-        "checkpoint suspend resume rewind clone derive ls show log diff tag untag promote outdated export import image",
+        "checkpoint suspend resume rewind clone derive ls show log diff bisect tag untag promote outdated export import image",
     ),
     ("Moving", "migrate evacuate resolve push pull migrations"),
     ("Protection", "protect unprotect failover"),
@@ -202,6 +202,7 @@ calls! {
     Log(log::Args),
     Show(show::Args),
     Diff(diff::Args),
+    Bisect(bisect::Args),
     Tag(tag::Args),
     Promote(promote::Args),
     #[command(alias = "rebase")]

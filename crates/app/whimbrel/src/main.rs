@@ -6,6 +6,7 @@
 
 mod app;
 mod argument_types;
+mod bisection;
 mod capsule_text;
 mod capsule_tree;
 mod cli;

@@ -2,6 +2,7 @@
 //! help, and the call of the daemon.
 
 pub(crate) mod apply;
+pub(crate) mod bisect;
 pub(crate) mod cache;
 pub(crate) mod checkpoint;
 pub(crate) mod clone;
