@@ -69,7 +69,7 @@ pub(super) fn start() -> Result<Hosts> {
 
 fn daemon_threads(context: &Context) -> Result<Vec<Row>> {
     let machines = if context.quick { 50 } else { 100 };
-    let hosts = resting::at_rest(machines)?;
+    let hosts = resting::at_rest(machines, true)?;
     let threads = fs::read_dir(format!("/proc/{}/task", hosts.get("alpha")?.pid()?))?.count();
     let case = format!("daemon, {machines} machines at rest");
     let row = Row::new("vm.threads", case, "threads", &Samples::new(vec![threads as f64]));

@@ -4,7 +4,7 @@
 use super::Context;
 use crate::harness::{Goal, Row, Samples};
 use crate::hosts::{Hosts, Machine, Resident};
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 use whimbrel_core::ByteSize;
@@ -17,10 +17,17 @@ const AT_ONCE: usize = 50;
 /// Until the machines have come to rest, and how long the daemon's processor time is counted.
 const SETTLE: Duration = Duration::from_secs(30);
 const COUNTED: Duration = Duration::from_secs(60);
+/// Until all of them have passed to their processes.
+const PATIENCE: Duration = Duration::from_secs(300);
 
-/// A host with so many machines that rest.
-pub(super) fn at_rest(machines: usize) -> Result<Hosts> {
-    let hosts = Hosts::start(&["alpha"])?;
+/// A host with so many machines that rest, each with a process of its own if `processes` says so.
+pub(super) fn at_rest(machines: usize, processes: bool) -> Result<Hosts> {
+    let mut hosts = Hosts::start(&["alpha"])?;
+    if processes {
+        let alpha = hosts.get_mut("alpha")?;
+        alpha.use_machine_processes();
+        alpha.restart()?;
+    }
     let alpha = hosts.get("alpha")?;
     let options = GuestOptions { buffer_mib: 1, work: Work::Resting, ..GuestOptions::default() };
     Machine::small(MEMORY, options).run(alpha, "origin")?;
@@ -31,13 +38,19 @@ pub(super) fn at_rest(machines: usize) -> Result<Hosts> {
         alpha.run(&["clone", "kept", "--count", &AT_ONCE.to_string(), "--prefix", &prefix])?;
     }
     sleep(SETTLE);
+    let passed = || alpha.log_text().matches("at rest: its own process has it").count();
+    let deadline = Instant::now() + PATIENCE;
+    while processes && passed() < machines {
+        ensure!(Instant::now() < deadline, "{} of {machines} have processes: {}", passed(), alpha.account());
+        sleep(Duration::from_secs(1));
+    }
     Ok(hosts)
 }
 
 /// Memory and processor time of the daemon.
 pub(crate) fn run(context: &Context) -> Result<Vec<Row>> {
     let machines = if context.quick { AT_ONCE } else { 300 };
-    let hosts = at_rest(machines)?;
+    let hosts = at_rest(machines, false)?;
     let alpha = hosts.get("alpha")?;
     let (cpu, begun) = (alpha.cpu()?, Instant::now());
     sleep(COUNTED);

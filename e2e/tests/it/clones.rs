@@ -166,7 +166,9 @@ fn clones_that_processes_had_without_a_daemon_are_shared_and_saved_by_the_next_o
     cluster.host_mut("alpha").restart_with("machine_processes = true\n");
     let cluster = clones_outlive(cluster, HostProcess::stop_daemon);
     let log = cluster.host("alpha").log_text();
-    assert_eq!(log.matches("took it from its own process").count(), 2, "{log}");
+    // Machines at rest pass to their processes, and come back, too.
+    assert!(log.matches("took it from its own process").count() >= 2, "{log}");
+    assert!(!log.contains("adopting it"), "{log}");
 }
 
 /// Clones live on when their daemon ends in this way.

@@ -1,8 +1,10 @@
-//! Machines that processes of their own serve while no daemon runs, whether it was told to stop or killed.
+//! Machines that processes of their own serve: at rest, and while no daemon runs, whether it was told to stop
+//! or killed.
 
 use nix::sys::signal::Signal;
 use std::{
     fs,
+    io::{Read as _, Write as _},
     time::{Duration, Instant},
 };
 use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess, PATIENCE, console};
@@ -19,7 +21,7 @@ fn cluster() -> Cluster {
     cluster
 }
 
-/// Process that has the machine `web` while there is no daemon, as its host counts.
+/// Process that has the machine `web`, or waits for it, as its host counts.
 fn machine_process(alpha: &HostProcess) -> String {
     let record = fs::read_to_string(alpha.slot("web").join("machine-process")).expect("a recorded process");
     record.split_whitespace().next().expect("its number").to_owned()
@@ -39,6 +41,23 @@ fn wait_waiting(alpha: &HostProcess) {
         assert!(Instant::now() < deadline, "no process waits for web: {}", alpha.log_text());
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// Waits until its own process has the machine `web`, after as many bytes of the log.
+fn wait_at_rest(alpha: &HostProcess, after: usize) {
+    alpha.wait_log(after, "at rest: its own process has it");
+}
+
+/// Value of a metric of the machine `web`; 0 without one.
+fn metric(cluster: &Cluster, name: &str) -> f64 {
+    let address = cluster.host("alpha").metrics_address().parse().expect("an address");
+    let mut stream = cluster.lab.host("client").connect(address, PATIENCE).expect("a page of metrics");
+    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").expect("a request");
+    let mut page = String::new();
+    stream.read_to_string(&mut page).expect("a page");
+    let mut lines = page.lines().filter(|line| line.starts_with(&format!("{name}{{machine=\"web\"")));
+    let value = lines.next().and_then(|line| line.rsplit(' ').next()?.parse().ok());
+    value.unwrap_or_default()
 }
 
 fn assert_good(witness: &mut TestAgent) {
@@ -132,6 +151,89 @@ fn a_guest_whose_daemon_is_killed_goes_on_with_disk_and_network_and_loses_nothin
         }
     }
     assert_kept_whole(&cluster, &mut witness);
+}
+
+#[test]
+fn a_machine_at_rest_needs_no_daemon_and_comes_back_to_whoever_asks_for_it() {
+    let mut cluster = cluster();
+    let mut witness = cluster.witness(GUEST_ADDRESS);
+    let born = witness.write(50).expect("a first life");
+    let alpha = cluster.host("alpha");
+    alpha.run(&["checkpoint", "web", "--tag", "before"]);
+    let logged = alpha.log_text().len();
+    wait_at_rest(alpha, logged);
+    let written = "whimbrel_machine_storage_write_traffic_bytes_total";
+    let before = metric(&cluster, written);
+    // The connection of before goes on, though the daemon stands still.
+    alpha.signal_daemon(Signal::SIGSTOP);
+    let alone = witness.write(60).expect("a disk and a network beside a daemon that hangs");
+    alpha.signal_daemon(Signal::SIGCONT);
+    assert_same_life(&born, &alone);
+    assert!(metric(&cluster, written) > before, "nobody counts what it writes");
+    assert_eq!(alpha.machines(), [("web".to_owned(), "running".to_owned())]);
+    assert!(!alpha.run(&["logs", "web"]).is_empty(), "the log of the console");
+    assert!(!alpha.log_text()[logged..].contains("took it from"), "looking at it has taken it back");
+    // The console takes it back, and keeps it.
+    console(alpha, "web").check().expect("a guest at its console");
+    assert_taken(alpha, logged);
+    assert_good(&mut witness);
+    let logged = alpha.log_text().len();
+    wait_at_rest(alpha, logged);
+    alpha.run(&["checkpoint", "web"]);
+    assert_taken(alpha, logged);
+    let logged = alpha.log_text().len();
+    wait_at_rest(alpha, logged);
+    // Neither a daemon that ends nor one that is killed changes anything for it.
+    let process = machine_process(alpha);
+    cluster.host_mut("alpha").stop_daemon();
+    assert_same_life(&born, &witness.write(20).expect("a disk and a network without a daemon"));
+    assert_eq!(machine_process(cluster.host("alpha")), process);
+    start_and_take(&mut cluster);
+    let alpha = cluster.host("alpha");
+    wait_at_rest(alpha, alpha.log_text().len());
+    cluster.host_mut("alpha").kill_daemon();
+    assert_same_life(&born, &witness.write(20).expect("a disk and a network without a daemon"));
+    start_and_take(&mut cluster);
+    assert_good(&mut witness);
+    assert_kept_whole(&cluster, &mut witness);
+}
+
+#[test]
+fn whatever_ends_while_a_process_has_the_machine_the_daemon_finds_out() {
+    let cluster = cluster();
+    let mut witness = cluster.witness(GUEST_ADDRESS);
+    let born = witness.write(50).expect("a first life");
+    let alpha = cluster.host("alpha");
+    wait_at_rest(alpha, 0);
+    // The process: the daemon adopts the machine, of which the guest notices a pause.
+    let logged = alpha.log_text().len();
+    alpha.exec("kill", &["-9", &machine_process(alpha)]);
+    let mut witness = cluster.witness(GUEST_ADDRESS);
+    assert_same_life(&born, &witness.write(20).expect("a machine that goes on"));
+    assert_good(&mut witness);
+    // A process that hangs is ended by the next operation.
+    wait_at_rest(alpha, logged);
+    let logged = alpha.log_text().len();
+    alpha.exec("kill", &["-STOP", &machine_process(alpha)]);
+    alpha.run(&["checkpoint", "web"]);
+    assert!(alpha.log_text()[logged..].contains("adopting it"), "{}", alpha.log_text());
+    let mut witness = cluster.witness(GUEST_ADDRESS);
+    assert_same_life(&born, &witness.write(20).expect("a machine that goes on"));
+    // The guest: the machine is stopped, and nothing of it is left.
+    wait_at_rest(alpha, logged);
+    let slot = alpha.slot("web");
+    witness.power_off().expect("a request to switch off");
+    alpha.wait_state("web", &["stopped"]);
+    assert!(!slot.exists(), "its memory is still there");
+    // QEMU: the machine has crashed.
+    let logged = alpha.log_text().len();
+    alpha.run(&["start", "web"]);
+    console(alpha, "web").wait_ready(PATIENCE).expect("a guest that has booted");
+    wait_at_rest(alpha, logged);
+    let pid = alpha.json(&["inspect", "web"])["pid"].to_string();
+    alpha.exec("kill", &["-9", &pid]);
+    alpha.wait_state("web", &["crashed"]);
+    assert!(!fs::exists(format!("/proc/{pid}")).expect("an answer"), "QEMU is a zombie");
 }
 
 #[test]

@@ -55,8 +55,8 @@ pub struct DaemonOptions {
     pub api_groups: Vec<(String, Role)>,
     /// Address at which anybody may read the metrics, without TLS or a token; none has them in the API only.
     pub metrics: Option<SocketAddr>,
-    /// Whether a process for each machine serves it from the end of this daemon, also if it is killed, to the
-    /// start of the next.
+    /// Whether a process for each machine serves it while it is at rest, and from the end of this daemon,
+    /// also if it is killed, to the start of the next.
     pub machine_processes: bool,
 }
 
@@ -89,7 +89,7 @@ pub fn run(options: DaemonOptions) -> Result<(), DaemonError> {
     host.start_schedules();
     host.start_asking_addresses();
     if options.machine_processes {
-        host.start_waiting_processes()?;
+        host.start_machine_processes()?;
     }
     let served = runtime.block_on(serve(&options, host.clone()));
     host.close();

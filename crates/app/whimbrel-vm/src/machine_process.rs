@@ -1,25 +1,26 @@
 //! The process of one machine, which no daemon has at the moment: it takes the machine from a daemon that
-//! ends, serves its disks, network ports, console and memory, and gives it to the next daemon. A daemon that
-//! may be killed offers the machine long before, and the process waits for the daemon's end.
+//! ends, or has nothing to do with it for a while, serves its disks, network ports, console and memory, and
+//! gives it to the next daemon, or to the same one. A daemon that may be killed offers the machine long
+//! before, and the process waits for the daemon's end.
 //!
 //! It starts no QEMU and carries out no operation. A guest that shuts down, or a QEMU that dies, ends it; the
-//! next daemon finds in the runtime directory which of both it was. If it cannot go on with the machine it
+//! daemon finds in the runtime directory which of both it was. If it cannot go on with the machine it
 //! ends, and the next daemon adopts the machine, as after its own death.
 
 use crate::{
     CapsuleImages, Given, GuestRequests, MachineDescription, MachinePlace, MachineSetup, PassError, RamFile,
-    Reservations, SwapLimits, Taken, Templates,
-    channel::{Channel, Listener},
+    Reservations, RuntimeMark, SwapLimits, Taken, Templates,
+    channel::{Channel, Listener, accept_first},
     give,
     running::AgentCommands,
-    runtime_dir, take,
+    runtime_dir, take, told_traffic,
 };
 use rustix::event::{EventfdFlags, eventfd};
 use std::{
     error::Error,
     io,
     os::fd::{AsFd, OwnedFd},
-    path::Path,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -53,15 +54,21 @@ const STORE_CACHE: usize = 4 << 20;
 pub fn hold(slot: &Path, taken: &dyn Fn()) -> Result<(), PassError> {
     let socket = runtime_dir::swap_socket(slot);
     let channel = Channel::connect(&socket)?;
-    let Taken { mut machine, stopped, knowledge } = take(&channel, &LIMITS, &find_place, &mut |_| {})?;
+    let place = |description: &MachineDescription| find_place(slot, description);
+    let Taken { mut machine, stopped, knowledge } = take(&channel, &LIMITS, &place, &mut |_| {})?;
     drop(channel);
     tracing::info!(pid = machine.pid(), ?stopped, ?knowledge, "took a machine");
     taken();
     let listener = Listener::bind(&socket)?;
+    let asked = Listener::bind(&runtime_dir::traffic_socket(slot))?;
     let end = End::watch(machine.events()).map_err(PassError::Descriptors)?;
     loop {
-        let channel = match listener.accept_unless(end.bell.as_fd()) {
-            Ok(Some(channel)) => channel,
+        let channel = match accept_first([&listener, &asked], end.bell.as_fd()) {
+            Ok(Some((0, channel))) => channel,
+            Ok(Some((_, channel))) => {
+                told_traffic::send_to(&channel, &machine.traffic());
+                continue;
+            }
             Ok(None) => break,
             // A stranger, or a process that ended at once: the machine stays.
             Err(error) => {
@@ -87,7 +94,10 @@ pub fn hold(slot: &Path, taken: &dyn Fn()) -> Result<(), PassError> {
 }
 
 /// What the machine needs of this process. No memory is promised: nobody is asked for any here.
-fn find_place(description: &MachineDescription) -> Result<MachinePlace, Box<dyn Error + Send + Sync>> {
+fn find_place(
+    slot: &Path,
+    description: &MachineDescription,
+) -> Result<MachinePlace, Box<dyn Error + Send + Sync>> {
     let MachineDescription { dirs, process, config, .. } = description;
     let options = Options { workers: 1, cache: STORE_CACHE, ..Options::default() };
     let store = Store::open(&dirs.store, options)?;
@@ -110,17 +120,22 @@ fn find_place(description: &MachineDescription) -> Result<MachinePlace, Box<dyn 
         fetcher: None,
         port_filters: description.port_filters.clone(),
         tunnel: None,
-        guest_requests: Arc::new(NoDaemon),
+        guest_requests: Arc::new(NoDaemon { slot: slot.to_owned() }),
     };
     Ok(MachinePlace { setup, memory: reservations.adopt(0), template })
 }
 
-/// Refuses what a guest requests.
-struct NoDaemon;
+/// Refuses what a guest requests, and has the daemon take the machine, if there is one.
+struct NoDaemon {
+    slot: PathBuf,
+}
 
 impl GuestRequests for NoDaemon {
     fn handle(&self, guest: AgentCommands, id: u32, _: GuestRequest) {
-        let reason = "no daemon runs on this host at the moment".to_owned();
+        if let Err(error) = RuntimeMark::Wanted.set(&self.slot, true) {
+            tracing::warn!(error = &error as &dyn Error, "cannot ask the daemon to take the machine");
+        }
+        let reason = "no daemon has this machine at the moment; ask again in a few seconds".to_owned();
         guest.send_result(id, RequestOutcome::Refused(reason));
     }
 }

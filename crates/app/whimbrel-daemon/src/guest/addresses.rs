@@ -53,7 +53,7 @@ impl GuestAddresses {
     fn due(&self, machines: Vec<Arc<Machine>>, now: Instant) -> Vec<(Arc<Machine>, Option<u32>)> {
         let mut known = lock(&self.0);
         known.retain(|name, _| machines.iter().any(|machine| machine.name() == name));
-        let asked = machines.into_iter().filter(|machine| machine.qemu_ga().is_ok());
+        let asked = machines.into_iter().filter(|machine| machine.qemu_ga_at_hand().is_some());
         let with_pid = asked.map(|machine| {
             let pid = machine.info().pid;
             (machine, pid)
@@ -111,7 +111,7 @@ impl Daemon {
         super::spawn("guest-addresses", move || {
             while let Some(daemon) = daemon.upgrade() {
                 for (machine, pid) in daemon.addresses.due(daemon.machines.all(), Instant::now()) {
-                    let Ok(ga) = machine.qemu_ga() else { continue };
+                    let Some(ga) = machine.qemu_ga_at_hand() else { continue };
                     let answer = ga.session(PATIENCE).and_then(|mut session| session.interfaces());
                     daemon.addresses.note(machine.name(), pid, answer.ok(), Instant::now());
                 }

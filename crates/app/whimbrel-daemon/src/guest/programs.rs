@@ -8,7 +8,7 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use std::time::{Duration, Instant};
 use whimbrel_api::{ExecRequest, ExecResult, FileContent, FileReadRequest, FileWriteRequest};
 use whimbrel_core::MachineName;
-use whimbrel_qemu::{QemuGa, QemuGaError, QemuGaSession};
+use whimbrel_qemu::{QemuGaError, QemuGaSession};
 
 /// Time for qemu-ga to give a sign of life.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -117,7 +117,7 @@ impl Daemon {
         if path.is_empty() || path.len() > PATH_MAX || path.contains('\0') {
             return Err(DaemonError::invalid("that is no path of a file"));
         }
-        let ga: QemuGa = self.machines.get(name)?.qemu_ga()?;
+        let ga = self.machines.get(name)?.qemu_ga()?;
         let done = ga.session(PATIENCE).and_then(|mut session| {
             let handle = session.open_file(path, mode)?;
             let done = work(&mut session, handle);

@@ -1,10 +1,11 @@
 //! Console: the serial port of a machine, for any number of clients.
 
-use crate::core::error::DaemonError;
+use crate::{core::error::DaemonError, machine::entry::Use};
 use std::{
     fs::File,
-    io::{Read, Seek, SeekFrom},
-    sync::Arc,
+    io::{self, Read, Seek, SeekFrom},
+    path::PathBuf,
+    sync::{Arc, Weak},
     time::Duration,
 };
 use tokio::sync::mpsc;
@@ -18,7 +19,8 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Access to a console without touching its machine.
 #[derive(Clone)]
 pub(crate) struct ConsoleView {
-    console: Arc<Console>,
+    console: Weak<Console>,
+    log: PathBuf,
 }
 
 /// Both directions of a serial port, for an async caller.
@@ -29,14 +31,14 @@ pub(crate) struct SerialStream {
 }
 
 impl ConsoleView {
-    pub(crate) fn new(console: Arc<Console>) -> Self {
-        Self { console }
+    pub(crate) fn new(console: &Arc<Console>) -> Self {
+        Self { console: Arc::downgrade(console), log: console.log().to_owned() }
     }
 
     /// The end of the output since the machine's start, as far as the log has it.
     pub(crate) fn log(&self, bytes: u64) -> String {
         let tail = || {
-            let mut file = File::open(self.console.log())?;
+            let mut file = File::open(&self.log)?;
             let len = file.metadata()?.len();
             file.seek(SeekFrom::Start(len.saturating_sub(bytes)))?;
             let mut tail = Vec::new();
@@ -46,15 +48,18 @@ impl ConsoleView {
         String::from_utf8_lossy(&tail().unwrap_or_default()).into_owned()
     }
 
-    pub(crate) fn open(&self) -> Result<SerialStream, DaemonError> {
-        let subscription = self.console.subscribe();
+    /// Opens both directions. `used` keeps the machine with the daemon as long as one of them is open.
+    pub(crate) fn open(&self, used: Use) -> Result<SerialStream, DaemonError> {
+        let failed = |source| DaemonError::io("read", &self.log, source);
+        let console = self.console.upgrade().ok_or_else(|| failed(io::ErrorKind::NotConnected.into()))?;
+        let (subscription, read) = (console.subscribe(), used.clone());
         let (print, output) = mpsc::channel::<Vec<u8>>(QUEUE);
         let (input, mut typed) = mpsc::channel::<Vec<u8>>(QUEUE);
-        let console = self.console.clone();
         let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new().name(name.to_owned()).spawn(work).map(drop)
         };
         let reader = move || {
+            let _used = read;
             while let Ok(piece) = subscription.receive(POLL_INTERVAL) {
                 let gone =
                     if piece.is_empty() { print.is_closed() } else { print.blocking_send(piece).is_err() };
@@ -64,6 +69,7 @@ impl ConsoleView {
             }
         };
         let writer = move || {
+            let _used = used;
             while let Some(keys) = typed.blocking_recv() {
                 // What a guest does not take is lost, as on a cable; what is typed later may arrive.
                 if let Err(error) = console.write(&keys) {
@@ -73,7 +79,7 @@ impl ConsoleView {
         };
         spawn("console-out", Box::new(reader))
             .and_then(|()| spawn("console-in", Box::new(writer)))
-            .map_err(|source| DaemonError::io("start threads to read", self.console.log(), source))?;
+            .map_err(|source| DaemonError::io("start threads to read", &self.log, source))?;
         Ok(SerialStream { output, input })
     }
 }

@@ -4,7 +4,11 @@
 //! no machine lock and takes nothing from a checkpoint or migration under way. It ends with the machine, the
 //! client or the daemon.
 
-use crate::{core::error::DaemonError, daemon::Daemon, machine::entry::Machine};
+use crate::{
+    core::error::DaemonError,
+    daemon::Daemon,
+    machine::entry::{Machine, Use},
+};
 use bytes::Bytes;
 use std::{
     collections::BTreeMap,
@@ -60,14 +64,16 @@ impl Daemon {
     ) -> Result<mpsc::Receiver<Bytes>, DaemonError> {
         let plan = Plan::of(request)?;
         let machine = self.machines.get(name)?;
+        let used = machine.use_here()?;
         let tap = machine.dirty_observer().ok_or_else(|| not_running(name))?;
         let (pages, present) = tap.extent().map_err(|error| watch_error(name, error))?;
-        let watch = machine.observe()?;
+        let (watch, _) = machine.observe()?;
         let head =
             DirtyTraceHeader { pages, populated: present, interval: plan.sample, start_ms: crate::now_ms() };
         let (out, pieces) = mpsc::channel(WAITING);
         let (host, name) = (self.clone(), name.clone());
         let sample = move || {
+            let _used = used;
             if out.blocking_send(dirty_trace::encode_header(&head).into()).is_ok() {
                 host.sample(&name, watch, &plan, &out);
             }
@@ -126,16 +132,20 @@ impl Daemon {
         let watches: Vec<_> = machines.iter().filter_map(watch).collect();
         let until = Instant::now() + time;
         while Instant::now() < until && go_on() && self.sleep_unless_closing(Duration::from_millis(20)) {}
-        let count = |(name, mut watch): (MachineName, Observation)| Some((name, watch.take().ok()?.count()));
+        let count = |(name, (mut watch, _)): (MachineName, (Observation, Use))| {
+            Some((name, watch.take().ok()?.count()))
+        };
         watches.into_iter().filter_map(count).collect()
     }
 }
 
 impl Machine {
-    /// Starts to observe the machine's writes to its memory.
-    pub(crate) fn observe(&self) -> Result<Observation, DaemonError> {
+    /// Starts to observe the machine's writes to its memory, which stays with the daemon meanwhile.
+    pub(crate) fn observe(&self) -> Result<(Observation, Use), DaemonError> {
+        let used = self.use_here()?;
         let tap = self.dirty_observer().ok_or_else(|| not_running(self.name()))?;
-        tap.observe().map_err(|error| watch_error(self.name(), error))
+        let observation = tap.observe().map_err(|error| watch_error(self.name(), error))?;
+        Ok((observation, used))
     }
 }
 

@@ -1,24 +1,27 @@
 //! One machine and its three locks.
 //!
 //! The machine lock is held, for minutes if need be, by the one operation that changes the machine. Only its
-//! holder touches the data: the record and the running parts. While nobody holds the lock, a process is
-//! given copies of the running parts ([`super::waiting_process`]); a holder that comes meanwhile waits for
-//! the data. The view is the copy that `ps` reads; it is never locked across I/O, so listing machines never
-//! waits for an operation.
+//! holder touches the data: the record and the running parts. While nobody holds the lock, a process is given
+//! copies of the running parts ([`super::waiting_process`]), and later the parts themselves
+//! ([`super::serving_process`]); a holder that comes meanwhile waits for the data, and gets the parts back.
+//! Who uses parts without the lock, a console for example, holds a [`Use`] of the machine. The view is the
+//! copy that `ps` reads; it is never locked across I/O, so listing machines never waits for an operation.
 
 use crate::{
     core::{error::DaemonError, event_log::EventLog},
     machine::{
         console::{ConsoleView, SerialStream},
         record::{DiskBase, Phase, Record},
+        serving_process::ServingProcess,
         waiting_process::WaitingProcess,
     },
 };
 use std::{
     ops::{Deref, DerefMut},
+    path::Path,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, Ordering, fence},
     },
     time::{Duration, Instant},
 };
@@ -33,6 +36,12 @@ use whimbrel_vm::{RunningMachine, TrafficView};
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(40);
 /// Time without a holder of the lock after which a machine is at rest: operations often follow each other.
 const REST: Duration = Duration::from_millis(500);
+/// Time at rest after which its own process has the machine.
+const LONG_REST: Duration = Duration::from_secs(10);
+/// Purpose of a lock that only takes the machine back from its process. It is held for less than a second.
+pub(super) const RETURN: &str = "return of the machine from its process";
+/// Pause while another operation takes the machine back from its process.
+const RETURN_POLL: Duration = Duration::from_millis(2);
 
 pub(crate) struct Machine {
     name: MachineName,
@@ -50,15 +59,39 @@ pub(crate) struct Machine {
     retired: AtomicBool,
     /// Where changes of its state are told, while it is in the registry.
     events: Mutex<Option<Arc<EventLog>>>,
+    /// Whether its own process has it, or just gets it.
+    is_passed: AtomicBool,
+    /// One reference for each [`Use`], and one of this value.
+    uses: Arc<()>,
+}
+
+/// A use of a machine without its lock. The machine stays with the daemon meanwhile.
+#[derive(Clone)]
+pub(crate) struct Use(#[expect(dead_code, reason = "counted")] Arc<()>);
+
+/// Port of qemu-ga in the guest of a machine that stays with the daemon meanwhile.
+pub(crate) struct GuestAgentPort {
+    port: QemuGa,
+    _use: Use,
+}
+
+impl Deref for GuestAgentPort {
+    type Target = QemuGa;
+
+    fn deref(&self) -> &QemuGa {
+        &self.port
+    }
 }
 
 /// Data that the holder of the machine lock works with.
 pub(crate) struct MachineData {
     pub(crate) record: Record,
-    /// QEMU and everything attached to it; none without a process.
+    /// QEMU and everything attached to it; none without a QEMU, or while another process has the machine.
     pub(crate) running: Option<RunningMachine>,
     /// Process that waits for the end of this daemon; none while the lock is held.
     pub(super) waiting: Option<WaitingProcess>,
+    /// Process that has the machine; none while the lock is held.
+    pub(super) serving: Option<ServingProcess>,
 }
 
 #[derive(Debug, Clone)]
@@ -102,7 +135,9 @@ impl Machine {
             lock_holder: Mutex::new(None),
             lock_released: Condvar::new(),
             rests_from: Mutex::new(Instant::now() + REST),
-            data: Mutex::new(MachineData { record, running: live, waiting: None }),
+            data: Mutex::new(MachineData { record, running: live, waiting: None, serving: None }),
+            is_passed: AtomicBool::new(false),
+            uses: Arc::default(),
             view: Mutex::new(View {
                 info,
                 needed,
@@ -150,6 +185,9 @@ impl Machine {
         let mut turn = lock(&self.lock_holder);
         if self.retired.load(Ordering::Acquire) {
             return Err(DaemonError::machine_not_found(&self.name));
+        }
+        while turn.as_ref().is_some_and(|working| working.purpose == RETURN) {
+            turn = self.lock_released.wait(turn).unwrap_or_else(PoisonError::into_inner);
         }
         if let Some(working) = &*turn {
             return Err(DaemonError::Busy {
@@ -199,25 +237,89 @@ impl Machine {
     }
 
     fn locked(&self, on: &'static str, operation: Option<OperationId>) -> MachineLock<'_> {
-        {
-            let mut view = lock(&self.view);
-            view.info.operation = operation;
-            if on == "migrate"
-                && matches!(view.info.state, MachineState::Running | MachineState::Loading { .. })
-            {
-                view.info.state = MachineState::Migrating;
-                self.report_state(&view.info.state);
-            }
-        }
         let mut data = lock(&self.data);
         data.waiting = None;
-        MachineLock { machine: self, data }
+        let serving = data.serving.take();
+        let was_passed = serving.is_some();
+        if let Some(process) = serving {
+            process.take_back(&mut data);
+        }
+        let turn = MachineLock { machine: self, data };
+        if was_passed {
+            turn.publish();
+        }
+        self.end_passing();
+        let mut view = lock(&self.view);
+        view.info.operation = operation;
+        if on == "migrate" && matches!(view.info.state, MachineState::Running | MachineState::Loading { .. })
+        {
+            view.info.state = MachineState::Migrating;
+            self.report_state(&view.info.state);
+        }
+        drop(view);
+        turn
+    }
+
+    /// Whether its process may have the machine from now on: nobody uses it without the lock. Who comes later
+    /// waits until it has passed, and takes it back.
+    pub(super) fn begin_passing(&self) -> bool {
+        self.is_passed.store(true, Ordering::SeqCst);
+        // Either this sees the use, or the user sees that the machine passes.
+        fence(Ordering::SeqCst);
+        let is_free = Arc::strong_count(&self.uses) == 1;
+        if !is_free {
+            self.end_passing();
+        }
+        is_free
+    }
+
+    /// The daemon has the machine.
+    pub(super) fn end_passing(&self) {
+        self.is_passed.store(false, Ordering::SeqCst);
+    }
+
+    /// Whether its own process has the machine, and nobody is about to take it back.
+    pub(super) fn is_with_process(&self) -> bool {
+        let is_passed = self.is_passed.load(Ordering::SeqCst) && lock(&self.lock_holder).is_none();
+        is_passed && lock(&self.data).serving.is_some()
+    }
+
+    /// Shows the machine without the parts that its own process has now, whose runtime directory is `slot`.
+    pub(super) fn show_passed(&self, slot: &Path) {
+        let mut view = lock(&self.view);
+        (view.pager, view.qemu_ga, view.observer, view.page_server) = (None, None, None, None);
+        view.traffic = TrafficView::InProcess(slot.to_owned());
+    }
+
+    fn count_use(&self) -> Use {
+        let used = Use(self.uses.clone());
+        fence(Ordering::SeqCst);
+        used
+    }
+
+    /// Has the machine stay with the daemon, or takes it back, for somebody who does not hold the lock.
+    pub(super) fn use_here(&self) -> Result<Use, DaemonError> {
+        let used = self.count_use();
+        while self.is_passed.load(Ordering::SeqCst) {
+            match self.try_lock_in_any_phase(RETURN, None) {
+                Ok(turn) => drop(turn),
+                // The holder takes it back before anything else.
+                Err(DaemonError::Busy { .. }) => std::thread::sleep(RETURN_POLL),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(used)
     }
 
     /// The data of a machine that nobody works on, nor has for a while.
     pub(super) fn data_at_rest(&self) -> Option<MutexGuard<'_, MachineData>> {
         let is_at_rest = Instant::now() >= *lock(&self.rests_from) && lock(&self.lock_holder).is_none();
         is_at_rest.then(|| self.data.try_lock().ok()).flatten()
+    }
+
+    /// Whether it has been at rest for so long that its own process should have it.
+    pub(super) fn is_long_at_rest(&self) -> bool {
+        Instant::now() >= *lock(&self.rests_from) + LONG_REST
     }
 
     /// Has it count as at rest only after `pause`.
@@ -290,20 +392,32 @@ impl Machine {
     }
 
     /// Port of qemu-ga in its guest.
-    pub(crate) fn qemu_ga(&self) -> Result<QemuGa, DaemonError> {
+    pub(crate) fn qemu_ga(&self) -> Result<GuestAgentPort, DaemonError> {
+        let used = self.use_here()?;
         let view = lock(&self.view);
         let name = self.name.clone();
         if view.console.is_none() {
             return Err(DaemonError::State { name, state: "not running", needed: "running" });
         }
-        view.qemu_ga.clone().ok_or(DaemonError::NoAgentPort { name })
+        let port = view.qemu_ga.clone().ok_or(DaemonError::NoAgentPort { name })?;
+        Ok(GuestAgentPort { port, _use: used })
+    }
+
+    /// Port of qemu-ga, unless there is none or its own process has the machine: nobody takes it back for
+    /// this.
+    pub(crate) fn qemu_ga_at_hand(&self) -> Option<GuestAgentPort> {
+        let used = self.count_use();
+        let is_here = !self.is_passed.load(Ordering::SeqCst);
+        let port = lock(&self.view).qemu_ga.clone().filter(|_| is_here)?;
+        Some(GuestAgentPort { port, _use: used })
     }
 
     /// Opens the serial port in both directions.
     pub(crate) fn console(&self) -> Result<SerialStream, DaemonError> {
+        let used = self.use_here()?;
         let console = lock(&self.view).console.clone();
         let name = self.name.clone();
-        console.ok_or(DaemonError::State { name, state: "not running", needed: "running" })?.open()
+        console.ok_or(DaemonError::State { name, state: "not running", needed: "running" })?.open(used)
     }
 }
 
@@ -396,7 +510,7 @@ fn views(live: Option<&RunningMachine>) -> Views {
     let tunnel = live.and_then(|live| live.away.as_ref()).map(|tunnel| tunnel.view());
     (
         live.and_then(RunningMachine::pager_view),
-        live.map(|live| ConsoleView::new(live.console().clone())),
+        live.map(|live| ConsoleView::new(live.console())),
         tunnel,
         live.map(RunningMachine::dirty_observer),
         live.and_then(|live| live.page_server.clone()),

@@ -1,6 +1,6 @@
 //! Machine processes: a daemon that is told to stop leaves each machine to a process of its own, which serves
 //! the machine until the next daemon takes it back. That of a daemon that is killed has waited for it
-//! ([`super::waiting_process`]).
+//! ([`super::waiting_process`]), and a machine at rest has passed to it before ([`super::serving_process`]).
 //!
 //! Machines that cannot pass, or do not, are left without a process, as by a daemon that is killed: their
 //! disks and networks stand still until the next daemon adopts them.
@@ -41,7 +41,7 @@ const PROGRAM: &str = "/proc/self/exe";
 const START: Duration = Duration::from_secs(20);
 /// Times for a process that gets a machine, on a host that may be busy: without it the guest would stand
 /// still for longer.
-const LIMITS: SwapLimits = SwapLimits {
+pub(super) const LIMITS: SwapLimits = SwapLimits {
     ready: Duration::from_secs(30),
     prepared: Duration::from_secs(5),
     running: Duration::from_secs(10),
@@ -87,8 +87,11 @@ impl Daemon {
     }
 
     /// Leaves a machine to a process, and says for how long the guest was stopped. None if it does not run
-    /// here.
+    /// here, or has one already.
     fn leave_to_process(&self, machine: &Machine) -> Result<Option<Duration>, String> {
+        if machine.is_with_process() {
+            return Ok(None);
+        }
         let locked = machine.try_lock_in_any_phase("stop of the daemon", None);
         let mut turn = locked.map_err(|error| error_chain(&error))?;
         let is_here = turn.is_here();

@@ -20,6 +20,7 @@ pub(crate) mod registry;
 mod rename;
 pub(crate) mod restart;
 pub(crate) mod self_start;
+mod serving_process;
 pub(crate) mod settings;
 pub(crate) mod start;
 pub(crate) mod supervisor;

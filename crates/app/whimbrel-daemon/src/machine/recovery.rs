@@ -5,7 +5,7 @@ use crate::{
     core::error::DaemonError,
     daemon::Daemon,
     machine::{
-        entry::Machine,
+        entry::{Machine, MachineData},
         folder::{self, FoundMachines},
         record::{Phase, Record},
         restart::End,
@@ -16,6 +16,9 @@ use crate::{
 use std::{collections::BTreeSet, path::Path, sync::Arc};
 use whimbrel_migrate::handover::{PausedIncoming, SourceRecord};
 use whimbrel_vm::{RunningMachine, RuntimeMark, StoppedDisk, TPM_DISK, runtime_dir};
+
+/// When a machine was found gone.
+const AT_START: &str = "when the daemon restarted";
 
 impl Daemon {
     /// Adopts every machine that has a record. A machine that cannot be adopted is shown as crashed, with the
@@ -100,7 +103,7 @@ impl Daemon {
                     Ok(live) => Some(live),
                     Err(error) => {
                         tracing::warn!(%name, error = &error as &dyn std::error::Error, "cannot adopt it");
-                        self.record_crash(&mut record, &error);
+                        self.record_crash(&mut record, (AT_START, &error));
                         None
                     }
                 }
@@ -150,27 +153,54 @@ impl Daemon {
     ) {
         let Some(process) = turn.record.process.clone() else { return };
         match self.adopt_machine(&turn.record, &process) {
-            Ok(mut live) => {
-                live.open_ports();
-                live.unpause_after_restart();
-                self.restore_balloon(&mut turn.record, &live);
-                let events = live.events();
+            Ok(live) => {
+                let mut live = self.continue_adopted(machine, &mut turn.record, live);
                 self.start_fetching(machine, &mut live);
                 turn.running = Some(live);
-                supervisor::watch(self, machine, events);
             }
             Err(error) => {
                 let name = machine.name();
                 tracing::warn!(%name, error = &error as &dyn std::error::Error, "cannot adopt it");
-                self.record_crash(&mut turn.record, &error);
+                self.record_crash(&mut turn.record, (AT_START, &error));
                 self.discard_missing_memory(turn);
             }
         }
     }
 
+    /// Takes a machine back from its own process, or adopts it if that has ended, or records why it has ended
+    /// itself.
+    pub(super) fn return_from_process(self: &Arc<Self>, machine: &Arc<Machine>, data: &mut MachineData) {
+        let Some(process) = data.record.process.clone() else { return };
+        match self.adopt_machine(&data.record, &process) {
+            Ok(live) => data.running = Some(self.continue_adopted(machine, &mut data.record, live)),
+            Err(error) => {
+                let name = machine.name();
+                tracing::info!(%name, error = &error as &dyn std::error::Error, "it has ended");
+                self.record_crash(&mut data.record, ("while its own process had it", &error));
+                if data.record.process.is_none() {
+                    runtime_dir::clear(&self.directories.runtime_dir(&process.slot));
+                }
+            }
+        }
+    }
+
+    /// Has a machine that was taken go on, and watches it.
+    fn continue_adopted(
+        self: &Arc<Self>,
+        machine: &Arc<Machine>,
+        record: &mut Record,
+        mut live: RunningMachine,
+    ) -> RunningMachine {
+        live.open_ports();
+        live.unpause_after_restart();
+        self.restore_balloon(record, &live);
+        supervisor::watch(self, machine, live.events());
+        live
+    }
+
     /// Records the crash of a machine whose QEMU is gone or unusable, or that it has shut down while no
     /// daemon ran. A machine between two hosts stays so: its owner is not known here.
-    fn record_crash(&self, record: &mut Record, error: &DaemonError) {
+    fn record_crash(&self, record: &mut Record, (when, error): (&str, &DaemonError)) {
         if record.phase != Phase::Here {
             return;
         }
@@ -182,7 +212,7 @@ impl Daemon {
         }
         let has_shut_down = slot.is_some_and(|slot| RuntimeMark::ShutDown.is_on(&slot));
         let cause = std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string);
-        let reason = format!("it was gone when the daemon restarted: {cause}");
+        let reason = format!("it was gone {when}: {cause}");
         let (phase, end) = match has_shut_down {
             true => (Phase::Stopped, End::Shutdown),
             false => (Phase::Crashed { reason }, End::Failure),

@@ -5,6 +5,9 @@
 //! It has the machine once this daemon has ended, which it sees by a pidfd, and never before. What was
 //! written since the last checkpoint is not known then: the next checkpoint reads everything.
 //!
+//! A machine of which nobody has asked anything for a while passes to the process that waits for it
+//! ([`super::serving_process`]).
+//!
 //! Invariant: a machine has a waiting process only while nobody holds its lock. Whoever takes the lock ends
 //! it first and waits for its end, so that no machine is taken that is being moved, protected or ended. A
 //! daemon that dies in the middle of an operation leaves the machine as one without processes does.
@@ -13,8 +16,8 @@ use crate::{
     core::error::DaemonError,
     daemon::Daemon,
     machine::{
-        entry::{Machine, MachineData},
-        machine_process::{end, start_process},
+        entry::{Machine, MachineData, RETURN},
+        machine_process::{LIMITS, end, start_process},
     },
 };
 use std::{
@@ -23,65 +26,109 @@ use std::{
     sync::Arc,
     time::Duration,
 };
-use whimbrel_vm::{PassError, RunningMachine, channel::Channel, offer_for_later, runtime_dir};
+use whimbrel_vm::{
+    Given, PassError, RunningMachine, channel::Channel, give_offered, offer_for_later, runtime_dir,
+};
 
 /// Interval between looks for machines at rest.
 const CHECK_EVERY: Duration = Duration::from_millis(250);
 /// Time for a process to be ready, for which an operation on the machine may have to wait.
 const READY: Duration = Duration::from_secs(10);
 /// Pause after a machine for which no process can wait at the moment.
-const RETRY: Duration = Duration::from_secs(10);
+pub(super) const RETRY: Duration = Duration::from_secs(10);
 
 /// Process that has a machine once this daemon has ended. Dropping it ends it and waits for its end.
 pub(crate) struct WaitingProcess {
     slot: PathBuf,
-    child: Child,
+    /// None once the process has the machine.
+    child: Option<Child>,
     /// Open for as long as it waits.
-    _channel: Channel,
+    channel: Channel,
+}
+
+/// What became of a machine that was passed to the process that waited for it.
+pub(super) enum Passed {
+    /// The process has it. The guest was stopped for `stopped`.
+    Gone { child: Child, stopped: Duration },
+    /// The daemon still has it, and the process has ended.
+    Kept { machine: Box<RunningMachine>, reason: PassError },
 }
 
 impl WaitingProcess {
     /// Starts a process for a machine of this daemon, and returns when it is ready.
     fn start(live: &mut RunningMachine, slot: &Path) -> Result<Self, PassError> {
         let (child, channel) = start_process(slot)?;
-        let process = Self { slot: slot.to_owned(), child, _channel: channel };
-        offer_for_later(live, &process._channel, READY)?;
+        let process = Self { slot: slot.to_owned(), child: Some(child), channel };
+        offer_for_later(live, &process.channel, READY)?;
         Ok(process)
     }
 
-    fn is_alive(&mut self) -> bool {
-        matches!(self.child.try_wait(), Ok(None))
+    /// Passes the machine to the process.
+    ///
+    /// # Errors
+    /// If nobody has the machine any more: it is to be adopted.
+    pub(super) fn pass(mut self, live: RunningMachine) -> Result<Passed, PassError> {
+        match (give_offered(live, &self.channel, &LIMITS)?, self.child.take()) {
+            (Given::Gone { stopped }, Some(child)) => Ok(Passed::Gone { child, stopped }),
+            (Given::Gone { .. }, None) => Err(PassError::Unexpected { what: "a machine twice" }),
+            (Given::Kept { machine, reason, .. }, child) => {
+                self.child = child;
+                Ok(Passed::Kept { machine, reason })
+            }
+        }
+    }
+
+    pub(super) fn is_alive(&mut self) -> bool {
+        self.child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)))
     }
 }
 
 impl Drop for WaitingProcess {
     fn drop(&mut self) {
-        end(&mut self.child);
-        runtime_dir::end_machine_process(&self.slot);
+        if let Some(child) = &mut self.child {
+            end(child);
+            runtime_dir::end_machine_process(&self.slot);
+        }
     }
 }
 
 impl Daemon {
-    /// Has a process wait for each machine at rest, until the daemon is told to stop.
-    pub(crate) fn start_waiting_processes(self: &Arc<Self>) -> Result<(), DaemonError> {
+    /// Has a process wait for each machine at rest, or have it, until the daemon is told to stop.
+    pub(crate) fn start_machine_processes(self: &Arc<Self>) -> Result<(), DaemonError> {
         let host = self.clone();
         let work = move || {
             while host.sleep_unless_closing(CHECK_EVERY) {
-                host.machines.all().iter().for_each(|machine| host.have_process_wait(machine));
+                host.machines.all().iter().for_each(|machine| host.look_after_process(machine));
             }
         };
         let thread = std::thread::Builder::new().name("waiting".into()).spawn(work);
         thread.map(drop).map_err(|source| DaemonError::Thread { source })
     }
 
-    fn have_process_wait(&self, machine: &Machine) {
+    fn look_after_process(self: &Arc<Self>, machine: &Arc<Machine>) {
         let Some(mut data) = machine.data_at_rest() else { return };
-        let has_one = data.waiting.as_mut().is_some_and(WaitingProcess::is_alive);
-        if has_one || !data.is_here() || self.protections.may_be_elsewhere(machine.name()) {
-            return;
+        if data.serving.is_none() {
+            let has_one = data.waiting.as_mut().is_some_and(WaitingProcess::is_alive);
+            if !data.is_here() || self.protections.may_be_elsewhere(machine.name()) {
+                return;
+            }
+            if !has_one {
+                return self.have_process_wait(machine, &mut data);
+            }
+            if machine.is_long_at_rest() {
+                self.pass_to_process(machine, &mut data);
+            }
         }
+        if data.serving.as_mut().is_some_and(|process| process.is_over()) {
+            drop(data);
+            // The lock takes the machine back. Somebody who has it already has done so.
+            drop(machine.try_lock_in_any_phase(RETURN, None));
+        }
+    }
+
+    fn have_process_wait(&self, machine: &Machine, data: &mut MachineData) {
         data.waiting = None;
-        let MachineData { running: Some(live), waiting, .. } = &mut *data else { return };
+        let MachineData { running: Some(live), waiting, .. } = data else { return };
         let name = machine.name();
         let started = match live.unpassable() {
             Some(_) => None,
@@ -97,7 +144,8 @@ impl Daemon {
         };
         match started {
             Some(process) => {
-                tracing::info!(machine = %name, pid = process.child.id(), "a process waits for it");
+                let pid = process.child.as_ref().map(Child::id);
+                tracing::info!(machine = %name, pid, "a process waits for it");
                 *waiting = Some(process);
             }
             None => machine.rest_later(RETRY),

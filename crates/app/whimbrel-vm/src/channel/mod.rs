@@ -18,6 +18,7 @@ use rustix::{
         AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
         SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
         accept_with, bind, connect, listen, recvmsg, sendmsg, socket_with,
+        sockopt::{Timeout, set_socket_timeout},
     },
 };
 use std::{
@@ -121,18 +122,27 @@ impl Listener {
     }
 }
 
-impl Listener {
-    /// Waits for a process to connect, however long that takes. None once `ended` can be read.
-    pub fn accept_unless(&self, ended: BorrowedFd<'_>) -> Result<Option<Channel>, ChannelError> {
-        loop {
-            let mut events =
-                [&self.0.as_fd(), &ended].map(|one| PollFd::from_borrowed_fd(*one, PollFlags::IN));
-            match poll(&mut events, None) {
-                Ok(_) if !events[1].revents().is_empty() => return Ok(None),
-                Ok(_) => return self.accept(Duration::ZERO).map(Some),
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(failed("wait for")(errno.into())),
+/// Waits for a process to connect to one of `listeners`, however long that takes, and returns which one it
+/// is. None once `ended` can be read.
+pub fn accept_first<const N: usize>(
+    listeners: [&Listener; N],
+    ended: BorrowedFd<'_>,
+) -> Result<Option<(usize, Channel)>, ChannelError> {
+    loop {
+        let all = listeners.iter().map(|listener| listener.0.as_fd()).chain([ended]);
+        let mut events: Vec<_> = all.map(|one| PollFd::from_borrowed_fd(one, PollFlags::IN)).collect();
+        match poll(&mut events, None) {
+            Ok(_) => {}
+            Err(Errno::INTR) => continue,
+            Err(errno) => return Err(failed("wait for")(errno.into())),
+        }
+        let mut is_ready = events.iter().map(|event| !event.revents().is_empty());
+        match is_ready.position(|ready| ready) {
+            _ if !events[N].revents().is_empty() => return Ok(None),
+            Some(index) => {
+                return listeners[index].accept(Duration::ZERO).map(|channel| Some((index, channel)));
             }
+            None => {}
         }
     }
 }
@@ -140,8 +150,19 @@ impl Listener {
 impl Channel {
     /// Connects to the process that listens on `path`.
     pub fn connect(path: &Path) -> Result<Self, ChannelError> {
+        Self::connect_as_told(path, None)
+    }
+
+    /// Connects to the process that listens on `path`, unless that takes longer than `patience`: it hangs,
+    /// and others wait already.
+    pub fn connect_within(path: &Path, patience: Duration) -> Result<Self, ChannelError> {
+        Self::connect_as_told(path, Some(patience))
+    }
+
+    fn connect_as_told(path: &Path, patience: Option<Duration>) -> Result<Self, ChannelError> {
         let connected = || -> io::Result<OwnedFd> {
             let socket = new_socket()?;
+            set_socket_timeout(&socket, Timeout::Send, patience)?;
             connect(&socket, &SocketAddrUnix::new(path)?)?;
             Ok(socket)
         };

@@ -48,9 +48,23 @@ pub fn give(
     limits: &SwapLimits,
     reached: &mut dyn FnMut(Step),
 ) -> Result<Given, PassError> {
-    let runs = machine.qemu.qmp().is_running();
-    let (ports, stopped) = (Vec::new(), Duration::ZERO);
-    Giving { machine, ports, channel, limits, reached, runs, held: None, reason: None, stopped }.run()
+    let mut giving = Giving::of(machine, channel, limits, reached);
+    let offered = giving.offer();
+    let event = giving.then_wait(offered, limits.ready);
+    giving.run(event)
+}
+
+/// Passes `machine` on to a process that is ready since [`offer_for_later`](super::offer_for_later) offered
+/// it the machine. Nothing that the offer describes has changed since then.
+///
+/// # Errors
+/// As those of [`give`].
+pub fn give_offered(
+    machine: RunningMachine,
+    channel: &Channel,
+    limits: &SwapLimits,
+) -> Result<Given, PassError> {
+    Giving::of(machine, channel, limits, &mut |_| {}).run(OldEvent::Ready)
 }
 
 struct Giving<'a> {
@@ -77,11 +91,21 @@ struct Streams {
     console_stream: Option<OwnedFd>,
 }
 
-impl Giving<'_> {
-    fn run(mut self) -> Result<Given, PassError> {
+impl<'a> Giving<'a> {
+    fn of(
+        machine: RunningMachine,
+        channel: &'a Channel,
+        limits: &'a SwapLimits,
+        reached: &'a mut dyn FnMut(Step),
+    ) -> Self {
+        let runs = machine.qemu.qmp().is_running();
+        let (ports, stopped) = (Vec::new(), Duration::ZERO);
+        Self { machine, ports, channel, limits, reached, runs, held: None, reason: None, stopped }
+    }
+
+    /// Goes on from `event`, the first after the offer.
+    fn run(mut self, mut event: OldEvent) -> Result<Given, PassError> {
         let mut side = OldSide::Offered;
-        let offered = self.offer();
-        let mut event = self.then_wait(offered, self.limits.ready);
         loop {
             event = match side.on(event) {
                 None => self.next(self.limits.ready),

@@ -4,7 +4,7 @@ mod give;
 mod offer;
 mod take;
 
-pub use give::{Given, give};
+pub use give::{Given, give, give_offered};
 pub use offer::offer_for_later;
 pub use take::{FindPlace, Taken, take};
 

@@ -167,19 +167,25 @@ impl Taking<'_> {
     /// Next message, however long it takes: silence never makes the machine this process's.
     fn receive(&self) -> Result<(Message, Vec<OwnedFd>), PassError> {
         loop {
-            match self.channel.receive(self.limits.ready) {
-                Ok(Packet { bytes, descriptors }) => match decode(&bytes)? {
-                    Message::Withdrawn => return Err(PassError::Withdrawn),
-                    message => return Ok((message, descriptors)),
-                },
-                Err(ChannelError::Silent { .. }) => {}
-                Err(error) => return Err(error.into()),
+            match self.receive_in_time() {
+                Err(PassError::Channel(ChannelError::Silent { .. })) => {}
+                received => return received,
             }
         }
     }
 
+    /// Next message, unless the other process is silent.
+    fn receive_in_time(&self) -> Result<(Message, Vec<OwnedFd>), PassError> {
+        let Packet { bytes, descriptors } = self.channel.receive(self.limits.ready)?;
+        match decode(&bytes)? {
+            Message::Withdrawn => Err(PassError::Withdrawn),
+            message => Ok((message, descriptors)),
+        }
+    }
+
     fn receive_offer(&mut self) -> Result<(), PassError> {
-        let (Message::Offer(offer), descriptors) = self.receive()? else {
+        // Nothing has passed yet: a process that hangs can be given up, and ended by whoever called this.
+        let (Message::Offer(offer), descriptors) = self.receive_in_time()? else {
             return Err(PassError::Unexpected { what: "something before an offer" });
         };
         let offer = *offer;

@@ -66,7 +66,7 @@ pub use runtime_dir::RuntimeMark;
 pub use setup::MachineSetup;
 pub use stored_images::CapturedArrays;
 pub use tpm_disk::TPM_DISK;
-pub use traffic::TrafficView;
+pub use traffic::{DiskTraffic, Traffic, TrafficView};
 pub use tunnel::{ConnectTunnel, Tunnel, TunnelView};
 
 use std::{

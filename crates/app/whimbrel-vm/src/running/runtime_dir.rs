@@ -36,6 +36,8 @@ const MACHINE_PROCESS: &str = "machine-process";
 
 /// Socket of that process, on which it passes the machine.
 const SWAP: &str = "swap";
+/// Socket of that process, on which it tells the traffic of the machine.
+const TRAFFIC: &str = "traffic";
 
 /// Directory in which the TPM of the machine works, and the file with its pid and start time.
 const TPM: &str = "tpm";
@@ -55,8 +57,10 @@ pub enum RuntimeMark {
     Complete,
     /// The user paused the machine. Any other pause belongs to an operation and ends with it.
     PausedByUser,
-    /// The guest has shut down while no daemon ran.
+    /// The guest has shut down while no daemon had it.
     ShutDown,
+    /// The guest requests something, which only the daemon can do.
+    Wanted,
 }
 
 impl RuntimeMark {
@@ -65,12 +69,28 @@ impl RuntimeMark {
             RuntimeMark::Complete => "whole",
             RuntimeMark::PausedByUser => "paused-by-user",
             RuntimeMark::ShutDown => "shut-down",
+            RuntimeMark::Wanted => "wanted",
         })
     }
 
     /// Whether the mark is set in this runtime directory.
     pub fn is_on(self, slot: &Path) -> bool {
         self.path(slot).exists()
+    }
+
+    /// Sets or removes the mark.
+    pub(crate) fn set(self, slot: &Path, on: bool) -> Result<(), RunningError> {
+        let path = self.path(slot);
+        let done = match on {
+            true => File::create(&path).map(drop),
+            false => fs::remove_file(&path),
+        };
+        match done {
+            Err(error) if on || error.kind() != std::io::ErrorKind::NotFound => {
+                Err(RunningError::io("write", &path, error))
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -231,17 +251,7 @@ impl RuntimeDir {
 
     /// Sets or removes a mark.
     pub(super) fn mark(&self, mark: RuntimeMark, on: bool) -> Result<(), RunningError> {
-        let path = mark.path(&self.dir);
-        let done = match on {
-            true => File::create(&path).map(drop),
-            false => fs::remove_file(&path),
-        };
-        match done {
-            Err(error) if on || error.kind() != std::io::ErrorKind::NotFound => {
-                Err(RunningError::io("write", &path, error))
-            }
-            _ => Ok(()),
-        }
+        mark.set(&self.dir, on)
     }
 
     pub(super) fn sockets(&self) -> Vec<PathBuf> {
@@ -344,6 +354,11 @@ pub fn swap_socket(slot: &Path) -> PathBuf {
     slot.join(SWAP)
 }
 
+/// Socket on which the process that has a machine tells its traffic.
+pub(crate) fn traffic_socket(slot: &Path) -> PathBuf {
+    slot.join(TRAFFIC)
+}
+
 /// Records the machine process that is about to get the machine of a runtime directory.
 pub fn record_machine_process(slot: &Path, process: ProcessIdentity) -> Result<(), RunningError> {
     write_process(&slot.join(MACHINE_PROCESS), process)
@@ -366,7 +381,9 @@ pub fn end_machine_process(slot: &Path) -> bool {
         return false;
     }
     // Absent for most QEMUs.
-    [MACHINE_PROCESS, SWAP].iter().for_each(|file| drop(fs::remove_file(slot.join(file))));
+    let wanted = RuntimeMark::Wanted.path(slot);
+    [MACHINE_PROCESS, SWAP, TRAFFIC].iter().for_each(|file| drop(fs::remove_file(slot.join(file))));
+    drop(fs::remove_file(wanted));
     true
 }
 

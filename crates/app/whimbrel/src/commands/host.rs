@@ -93,8 +93,8 @@ pub(crate) struct Args {
     /// Command line that prints the master key
     #[arg(long, value_name = "COMMAND", conflicts_with = "key_file")]
     key_command: Option<String>,
-    /// Have a process for each machine that serves it while there is no daemon: a restart stops the guest for
-    /// milliseconds, and it goes on if the daemon is killed
+    /// Have a process for each machine that serves it at rest and while there is no daemon: a restart stops
+    /// the guest for milliseconds, and it goes on if the daemon hangs or is killed
     #[arg(long)]
     machine_processes: bool,
     /// Settings file [default: /etc/whimbrel/host.toml, if it exists]

@@ -4,8 +4,9 @@
 use crate::daemon::Daemon;
 use std::collections::BTreeMap;
 use whimbrel_api::{MachineInfo, MachineState, OperationKind};
-use whimbrel_core::PAGE_SIZE;
+use whimbrel_core::{MachineName, PAGE_SIZE};
 use whimbrel_metrics::{Page, ProcessUsage, usage_of};
+use whimbrel_vm::Traffic;
 
 whimbrel_metrics::metrics! {
     /// Metrics of machines.
@@ -48,8 +49,14 @@ pub(super) fn write(page: &mut Page, host: &Daemon) {
         .collect();
     states(page, &samples);
     usage(page, &samples);
-    network(page, host);
-    storage(page, host, &samples);
+    let traffic: Vec<_> = host
+        .machines
+        .all()
+        .iter()
+        .map(|machine| (machine.name().clone(), machine.traffic().read()))
+        .collect();
+    network(page, &traffic);
+    storage(page, &traffic, &samples);
     waiting(page, host, &samples);
 }
 
@@ -78,11 +85,11 @@ fn usage(page: &mut Page, samples: &[Sample]) {
     living.iter().for_each(|(name, usage)| resident.sample(&[name], usage.resident_bytes as f64));
 }
 
-fn network(page: &mut Page, host: &Daemon) {
+fn network(page: &mut Page, traffic: &[(MachineName, Traffic)]) {
     let mut ports = Vec::new();
-    for machine in host.machines.all() {
-        for (index, counters) in machine.traffic().ports().into_iter().enumerate() {
-            ports.push((machine.name().clone(), format!("net{index}"), counters));
+    for (machine, traffic) in traffic {
+        for (index, counters) in traffic.ports.iter().enumerate() {
+            ports.push((machine, format!("net{index}"), counters));
         }
     }
     type Number = fn(&whimbrel_net::PortCounters) -> u64;
@@ -101,19 +108,13 @@ fn network(page: &mut Page, host: &Daemon) {
     }
 }
 
-fn storage(page: &mut Page, host: &Daemon, samples: &[Sample]) {
-    let mut disks = Vec::new();
-    for machine in host.machines.all() {
-        for (drive, read, written) in machine.traffic().disks() {
-            disks.push((machine.name().clone(), drive.to_owned(), read, written));
-        }
-    }
+fn storage(page: &mut Page, traffic: &[(MachineName, Traffic)], samples: &[Sample]) {
+    let disks: Vec<_> =
+        traffic.iter().flat_map(|(name, of)| of.disks.iter().map(move |disk| (name, disk))).collect();
     let mut family = page.family(&READ);
-    disks.iter().for_each(|(name, drive, read, _)| family.sample(&[name.as_str(), drive], *read as f64));
+    disks.iter().for_each(|(name, disk)| family.sample(&[name.as_str(), &disk.disk], disk.read as f64));
     let mut family = page.family(&WRITTEN);
-    disks
-        .iter()
-        .for_each(|(name, drive, _, written)| family.sample(&[name.as_str(), drive], *written as f64));
+    disks.iter().for_each(|(name, disk)| family.sample(&[name.as_str(), &disk.disk], disk.written as f64));
     let mut family = page.family(&ALLOCATED);
     for sample in samples {
         for (index, disk) in sample.info.disks.iter().enumerate() {
