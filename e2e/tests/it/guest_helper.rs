@@ -211,7 +211,9 @@ fn who_is_allowed_is_never_held_and_the_cpus_are_throttled_instead() {
         (vec![], vec!["muncher".to_owned()]),
         "{moved}"
     );
-    assert_eq!(moved["result"]["slowed"]["cpu_percent"], 50, "{moved}");
+    // A first step may do on a busy host; below what was allowed it never goes.
+    let percent = moved["result"]["slowed"]["cpu_percent"].as_u64();
+    assert!(matches!(percent, Some(50 | 60)), "{moved}");
     let after = witness.check().expect("a machine on the target");
     assert_same_life(&born, &after);
     assert!(matches!(after.ram, CheckResult::Good(_)), "{after:?}");

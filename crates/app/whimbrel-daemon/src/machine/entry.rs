@@ -38,7 +38,8 @@ const RESOLVE_TIMEOUT: Duration = Duration::from_secs(40);
 const REST: Duration = Duration::from_millis(500);
 /// Time at rest after which its own process has the machine.
 const LONG_REST: Duration = Duration::from_secs(10);
-/// Purpose of a lock that only takes the machine back from its process. It is held for less than a second.
+/// Purpose of a lock that only takes the machine back from its process: for less than a second, unless that
+/// process hangs.
 pub(super) const RETURN: &str = "return of the machine from its process";
 /// Pause while another operation takes the machine back from its process.
 const RETURN_POLL: Duration = Duration::from_millis(2);
