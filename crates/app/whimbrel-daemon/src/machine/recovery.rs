@@ -13,10 +13,14 @@ use crate::{
     },
     migrate::target::{incoming, left_over},
 };
-use std::{collections::BTreeSet, path::Path, sync::Arc};
+use std::{collections::BTreeSet, path::Path, sync::Arc, time::Duration};
 use whimbrel_migrate::handover::{PausedIncoming, SourceRecord};
+use whimbrel_qemu::ProcessIdentity;
 use whimbrel_vm::{RunningMachine, RuntimeMark, StoppedDisk, TPM_DISK, runtime_dir};
 
+/// Attempts to take a machine back whose QEMU lives, and the pause before each.
+const RETURN_ATTEMPTS: u32 = 20;
+const RETURN_RETRY: Duration = Duration::from_millis(500);
 /// When a machine was found gone.
 const AT_START: &str = "when the daemon restarted";
 
@@ -171,7 +175,24 @@ impl Daemon {
     /// itself.
     pub(super) fn return_from_process(self: &Arc<Self>, machine: &Arc<Machine>, data: &mut MachineData) {
         let Some(process) = data.record.process.clone() else { return };
-        match self.adopt_machine(&data.record, &process) {
+        let lives = || {
+            let identity = ProcessIdentity { pid: process.pid, start_time: process.started };
+            ProcessIdentity::of(process.pid).is_ok_and(|now| now == identity)
+        };
+        let mut taken = self.adopt_machine(&data.record, &process);
+        // What this daemon lacks for a moment, descriptors for example, must not cost a guest that lives.
+        for _ in 0..RETURN_ATTEMPTS {
+            match &taken {
+                Err(error) if lives() => {
+                    let (name, error) = (machine.name(), error as &dyn std::error::Error);
+                    tracing::warn!(%name, error, "cannot take it back yet");
+                    std::thread::sleep(RETURN_RETRY);
+                    taken = self.adopt_machine(&data.record, &process);
+                }
+                _ => break,
+            }
+        }
+        match taken {
             Ok(live) => data.running = Some(self.continue_adopted(machine, &mut data.record, live)),
             Err(error) => {
                 let name = machine.name();

@@ -4,10 +4,13 @@
 //! taken for another machine's; `recovery` removes those that no machine owns.
 
 use super::{RamFile, Reservation, RunningError, Template, served_disk::ServedDisk};
-use rustix::fs::{Mode, OFlags};
+use rustix::{
+    fs::{Mode, OFlags},
+    io::Errno,
+};
 use std::{
     fs::{self, File},
-    io::Read,
+    io::{self, Read},
     os::{
         fd::OwnedFd,
         unix::{
@@ -21,7 +24,7 @@ use std::{
 };
 use whimbrel_block::{BeforeSet, SwappableDevice};
 use whimbrel_core::{ByteSize, MachineConfig};
-use whimbrel_qemu::{MachineUser, ProcessIdentity, QemuProcess, Sharing, Tpm};
+use whimbrel_qemu::{MachineUser, ProcessError, ProcessIdentity, QemuProcess, Sharing, Tpm};
 
 /// Directory of the QEMU's user, with its sockets. All else is closed to it.
 const QEMU_DIR: &str = "qemu";
@@ -209,7 +212,7 @@ impl RuntimeDir {
 
     /// Ends its TPM at once, if it has one.
     pub(super) fn kill_tpm(&self) {
-        recorded_process(&self.dir, TPM_PROCESS).iter().for_each(QemuProcess::kill);
+        recorded_process(&self.dir, TPM_PROCESS).ok().flatten().iter().for_each(QemuProcess::kill);
     }
 
     /// Path of the memory file.
@@ -335,7 +338,15 @@ pub fn end(slot: &Path) {
 
 /// Ends the process that a file of a runtime directory names, if it still lives. False if it does not end.
 fn end_recorded(slot: &Path, name: &str) -> bool {
-    let Some(process) = recorded_process(slot, name) else { return true };
+    let process = match recorded_process(slot, name) {
+        Ok(Some(process)) => process,
+        Ok(None) => return true,
+        // The process may live: for want of a descriptor, for example, nobody can tell.
+        Err(error) => {
+            tracing::error!(slot = %slot.display(), name, %error, "cannot look for a process");
+            return false;
+        }
+    };
     process.kill();
     let has_ended = process.wait(END_TIMEOUT);
     if !has_ended {
@@ -369,9 +380,9 @@ fn write_process(path: &Path, process: ProcessIdentity) -> Result<(), RunningErr
     written.map_err(|source| RunningError::io("write", path, source))
 }
 
-/// Whether a machine process that lives is recorded in a runtime directory.
+/// Whether a machine process that lives, or may, is recorded in a runtime directory.
 pub fn has_machine_process(slot: &Path) -> bool {
-    recorded_process(slot, MACHINE_PROCESS).is_some()
+    !matches!(recorded_process(slot, MACHINE_PROCESS), Ok(None))
 }
 
 /// Ends the recorded machine process of a runtime directory and waits for its end, and removes the record.
@@ -400,19 +411,32 @@ pub fn clear(slot: &Path) {
 
 /// The process that a file of a runtime directory names, if it still lives. Only a file of this user names
 /// one: what another user wrote must not make us kill a process.
-fn recorded_process(slot: &Path, name: &str) -> Option<QemuProcess> {
+///
+/// # Errors
+/// If the kernel does not let us look: the process may live.
+fn recorded_process(slot: &Path, name: &str) -> io::Result<Option<QemuProcess>> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = File::from(rustix::fs::open(slot.join(name), flags, Mode::empty()).ok()?);
-    let found = file.metadata().ok()?;
+    let file = match rustix::fs::open(slot.join(name), flags, Mode::empty()) {
+        Ok(file) => File::from(file),
+        Err(Errno::NOENT | Errno::LOOP | Errno::NXIO) => return Ok(None),
+        Err(errno) => return Err(errno.into()),
+    };
+    let found = file.metadata()?;
     if !found.is_file() || found.uid() != rustix::process::geteuid().as_raw() {
         tracing::warn!(slot = %slot.display(), "ignoring a record of a process that is not our own");
-        return None;
+        return Ok(None);
     }
     let mut text = String::new();
-    file.take(PROCESS_MAX).read_to_string(&mut text).ok()?;
-    let (pid, start_time) = text.split_once(' ')?;
-    let identity = ProcessIdentity { pid: pid.parse().ok()?, start_time: start_time.parse().ok()? };
-    QemuProcess::adopt(identity, &qemu_dir(slot).join("qemu.log")).ok()
+    // What is no text names no process.
+    let Ok(_) = file.take(PROCESS_MAX).read_to_string(&mut text) else { return Ok(None) };
+    let numbers =
+        text.split_once(' ').and_then(|(pid, start)| Some((pid.parse().ok()?, start.parse().ok()?)));
+    let Some((pid, start_time)) = numbers else { return Ok(None) };
+    match QemuProcess::adopt(ProcessIdentity { pid, start_time }, &qemu_dir(slot).join("qemu.log")) {
+        Ok(process) => Ok(Some(process)),
+        Err(ProcessError::Inspect { source, .. }) => Err(source),
+        Err(_) => Ok(None),
+    }
 }
 
 #[cfg(test)]

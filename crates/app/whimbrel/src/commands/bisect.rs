@@ -4,11 +4,10 @@
 use crate::{
     argument_types::DurationArg,
     bisection::{Bisection, Verdict},
-    capsule_text::{kind, names},
+    commands::log::beside,
     context::Context,
     error::CliError,
     operation,
-    table::ago,
 };
 use serde::Serialize;
 use std::{
@@ -84,7 +83,7 @@ impl Args {
         let (mut search, mut trials) = (Bisection::between(line.len()), Vec::new());
         while let Some(state) = search.next() {
             let (capsule, left) = (&line[state], search.steps_left());
-            context.output.remark(&format!("{}: at most {left} to go", sentence(capsule)));
+            context.output.remark(&format!("{}: at most {left} to go", beside(capsule)));
             let exit_code = self.try_capsule(context, capsule).await?;
             let verdict = Verdict::of_exit(exit_code).ok_or_else(|| CliError::Usage {
                 problem: format!("the command ended with {exit_code}, which is neither good nor bad"),
@@ -181,22 +180,16 @@ fn word(verdict: Verdict) -> &'static str {
     }
 }
 
-fn sentence(capsule: &CapsuleInfo) -> String {
-    let named = if capsule.names.is_empty() { String::new() } else { format!(" ({})", names(capsule)) };
-    let (id, machine) = (capsule.id.short(), &capsule.machine);
-    format!("{id}{named} of {machine}, {}, {} ago", kind(capsule), ago(capsule.time_ms))
-}
-
 fn text(found: &Found) -> String {
-    let mut text = format!("last good: {}\n", sentence(&found.last_good));
+    let mut text = format!("last good: {}\n", beside(&found.last_good));
     match &found.first_bad[..] {
         [bad] => {
-            text += &format!("first bad: {}\n", sentence(bad));
+            text += &format!("first bad: {}\n", beside(bad));
             text += &format!("compare:   whimbrel diff {} {}\n", found.last_good.id.short(), bad.id.short());
         }
         some => {
             text += "first bad, one of:\n";
-            some.iter().for_each(|capsule| text += &format!("  {}\n", sentence(capsule)));
+            some.iter().for_each(|capsule| text += &format!("  {}\n", beside(capsule)));
         }
     }
     text

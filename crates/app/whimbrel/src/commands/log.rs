@@ -60,7 +60,8 @@ fn one_line(capsule: &CapsuleInfo) -> String {
     beside(capsule) + "\n"
 }
 
-fn beside(capsule: &CapsuleInfo) -> String {
+/// A capsule in one line, without its end.
+pub(crate) fn beside(capsule: &CapsuleInfo) -> String {
     let names = if capsule.names.is_empty() { String::new() } else { format!(" ({})", names(capsule)) };
     let labels: String = capsule.labels.iter().map(|(key, value)| format!(" {key}={value}")).collect();
     let (id, host) = (capsule.id.short(), &capsule.host);
