@@ -4,15 +4,16 @@
 //! holder touches the data: the record and the running parts. While nobody holds the lock, a process is given
 //! copies of the running parts ([`super::waiting_process`]), and later the parts themselves
 //! ([`super::serving_process`]); a holder that comes meanwhile waits for the data, and gets the parts back.
-//! Who uses parts without the lock, a console for example, holds a [`Use`] of the machine. The view is the
-//! copy that `ps` reads; it is never locked across I/O, so listing machines never waits for an operation.
+//! Who uses parts without the lock, a console for example, holds a [`Use`] of the machine. The
+//! [view](super::view) is the copy that `ps` reads.
 
 use crate::{
     core::{error::DaemonError, event_log::EventLog},
     machine::{
-        console::{ConsoleView, SerialStream},
-        record::{DiskBase, Phase, Record},
+        console::SerialStream,
+        record::{Phase, Record},
         serving_process::ServingProcess,
+        view::View,
         waiting_process::WaitingProcess,
     },
 };
@@ -25,10 +26,9 @@ use std::{
     },
     time::{Duration, Instant},
 };
-use whimbrel_api::{DiskInfo, EventKind, MachineInfo, MachineState, NicInfo, OperationId};
+use whimbrel_api::{EventKind, MachineInfo, MachineState, OperationId};
 use whimbrel_capture::dirty_observer::DirtyObserver;
-use whimbrel_core::{ByteSize, CapsuleId, MachineName, NicConfig, lock};
-use whimbrel_migrate::postcopy::PageServer;
+use whimbrel_core::{CapsuleId, MachineName, lock};
 use whimbrel_qemu::QemuGa;
 use whimbrel_vm::{RunningMachine, TrafficView};
 
@@ -101,20 +101,6 @@ struct LockHolder {
     operation: Option<OperationId>,
 }
 
-/// The copy of a machine's state for readers.
-struct View {
-    info: MachineInfo,
-    /// Capsule that must not be collected.
-    needed: Vec<CapsuleId>,
-    pager: Option<whimbrel_vm::PagerView>,
-    console: Option<ConsoleView>,
-    qemu_ga: Option<QemuGa>,
-    tunnel: Option<whimbrel_vm::TunnelView>,
-    observer: Option<DirtyObserver>,
-    page_server: Option<Arc<PageServer>>,
-    traffic: TrafficView,
-}
-
 /// The machine lock. Dropping it updates the view, then releases the lock.
 pub(crate) struct MachineLock<'a> {
     machine: &'a Machine,
@@ -123,10 +109,7 @@ pub(crate) struct MachineLock<'a> {
 
 impl Machine {
     pub(crate) fn new(record: Record, live: Option<RunningMachine>) -> Self {
-        let (info, needed) = (describe(&record, live.as_ref(), None), needed_capsules(&record));
-        let (pager, console, tunnel, tap, giving) = views(live.as_ref());
-        let traffic = live.as_ref().map(RunningMachine::traffic).unwrap_or_default();
-        let qemu_ga = live.as_ref().and_then(|live| live.qemu_ga.clone());
+        let view = View::new(&record, live.as_ref(), None);
         Self {
             name: record.name.clone(),
             machine_type: record.config.machine.clone(),
@@ -139,17 +122,7 @@ impl Machine {
             data: Mutex::new(MachineData { record, running: live, waiting: None, serving: None }),
             is_passed: AtomicBool::new(false),
             uses: Arc::default(),
-            view: Mutex::new(View {
-                info,
-                needed,
-                pager,
-                console,
-                qemu_ga,
-                tunnel,
-                observer: tap,
-                page_server: giving,
-                traffic,
-            }),
+            view: Mutex::new(view),
         }
     }
 
@@ -287,9 +260,7 @@ impl Machine {
 
     /// Shows the machine without the parts that its own process has now, whose runtime directory is `slot`.
     pub(super) fn show_passed(&self, slot: &Path) {
-        let mut view = lock(&self.view);
-        (view.pager, view.qemu_ga, view.observer, view.page_server) = (None, None, None, None);
-        view.traffic = TrafficView::InProcess(slot.to_owned());
+        lock(&self.view).pass(TrafficView::InProcess(slot.to_owned()));
     }
 
     fn count_use(&self) -> Use {
@@ -353,22 +324,7 @@ impl Machine {
 
     /// The machine as `ps` shows it.
     pub(crate) fn info(&self) -> MachineInfo {
-        let view = lock(&self.view);
-        let mut info = view.info.clone();
-        if let (MachineState::Running | MachineState::Loading { .. }, Some(pager)) =
-            (&info.state, &view.pager)
-        {
-            info.state = pager.state();
-        }
-        if let (MachineState::ServingPages { missing_pages, stalled, .. }, Some(giving)) =
-            (&mut info.state, &view.page_server)
-        {
-            let now = giving.status();
-            *missing_pages = (now.asked || now.missing_at_start.is_some()).then_some(now.progress.missing);
-            *stalled = now.stalled.filter(|_| !now.connected);
-        }
-        info.tunnel = view.tunnel.as_ref().map(whimbrel_vm::TunnelView::info);
-        info
+        lock(&self.view).info()
     }
 
     /// The capsules without which it could not run (again).
@@ -446,17 +402,12 @@ impl MachineLock<'_> {
     /// Updates the view; `drop` does so too.
     pub(crate) fn publish(&self) {
         let operation = lock(&self.machine.lock_holder).as_ref().and_then(|working| working.operation);
-        let info = describe(&self.data.record, self.data.running.as_ref(), operation);
-        let needed = needed_capsules(&self.data.record);
-        let (pager, console, tunnel, tap, giving) = views(self.data.running.as_ref());
-        let traffic = self.data.running.as_ref().map(RunningMachine::traffic).unwrap_or_default();
-        let qemu_ga = self.data.running.as_ref().and_then(|live| live.qemu_ga.clone());
+        let now = View::new(&self.data.record, self.data.running.as_ref(), operation);
         let mut view = lock(&self.machine.view);
-        if view.info.state.name() != info.state.name() {
-            self.machine.report_state(&info.state);
+        if view.info.state.name() != now.info.state.name() {
+            self.machine.report_state(&now.info.state);
         }
-        let (observer, page_server) = (tap, giving);
-        *view = View { info, needed, pager, console, qemu_ga, tunnel, observer, page_server, traffic };
+        *view = now;
     }
 }
 
@@ -495,97 +446,5 @@ impl Phase {
             Phase::HandedOver { .. } => "handed over",
             Phase::Prepared { .. } => "arriving",
         }
-    }
-}
-
-/// Parts of a machine that are read while an operation works on it.
-type Views = (
-    Option<whimbrel_vm::PagerView>,
-    Option<ConsoleView>,
-    Option<whimbrel_vm::TunnelView>,
-    Option<DirtyObserver>,
-    Option<Arc<PageServer>>,
-);
-
-fn views(live: Option<&RunningMachine>) -> Views {
-    let tunnel = live.and_then(|live| live.away.as_ref()).map(|tunnel| tunnel.view());
-    (
-        live.and_then(RunningMachine::pager_view),
-        live.map(|live| ConsoleView::new(live.console())),
-        tunnel,
-        live.map(RunningMachine::dirty_observer),
-        live.and_then(|live| live.page_server.clone()),
-    )
-}
-
-/// The capsules that a machine is, or was handed off as, or that its memory or disks are read from.
-fn needed_capsules(record: &Record) -> Vec<CapsuleId> {
-    match &record.phase {
-        Phase::Suspended { capsule } | Phase::Given { capsule, .. } => vec![*capsule],
-        phase => {
-            let over_image = record.bases.iter().any(|base| matches!(base, DiskBase::Image { .. }));
-            let from_image = record.process.as_ref().is_some_and(|process| process.memory.is_some());
-            let read_from = record.origin.filter(|_| over_image || from_image);
-            let before = match phase {
-                Phase::Prepared { handed_off: Some(before), .. } => needed_capsules(before),
-                _ => Vec::new(),
-            };
-            read_from.into_iter().chain(before).collect()
-        }
-    }
-}
-
-fn describe(record: &Record, live: Option<&RunningMachine>, operation: Option<OperationId>) -> MachineInfo {
-    let state = match (&record.phase, live) {
-        (Phase::Here, Some(live)) if live.is_paused() => MachineState::Paused,
-        (Phase::Here, Some(_)) => MachineState::Running,
-        (Phase::Here, None) => MachineState::Starting,
-        (Phase::Stopped, _) => MachineState::Stopped,
-        (Phase::Crashed { reason }, _) => MachineState::Crashed { reason: reason.clone() },
-        (Phase::Suspended { .. }, _) => MachineState::Suspended,
-        (Phase::Given { to, .. }, _) => MachineState::HandedOff { to: to.clone() },
-        (Phase::HandedOver { to, keeps: true, .. }, _) => {
-            MachineState::ServingPages { to: to.clone(), missing_pages: None, stalled: None }
-        }
-        (Phase::HandedOver { .. } | Phase::Prepared { .. }, _) => MachineState::Migrating,
-    };
-    let disks =
-        record.config.disks.iter().zip(&record.bases).enumerate().map(|(index, (disk, base))| DiskInfo {
-            size: disk.size,
-            base: match base {
-                DiskBase::File { path } => path.display().to_string(),
-                DiskBase::Image { root, .. } => root.short(),
-                DiskBase::Blank => "blank".to_owned(),
-            },
-            owned: ByteSize(
-                live.and_then(|live| live.disks.get(index)).map_or(0, |disk| disk.allocated_bytes()),
-            ),
-        });
-    let nic = |nic: &NicConfig| {
-        let (mac, bridge) = (nic.mac.clone(), nic.bridge.clone());
-        NicInfo { mac, bridge, addresses: Vec::new() }
-    };
-    let nics = record.config.nics.iter().map(nic);
-    MachineInfo {
-        name: record.name.clone(),
-        state,
-        memory: record.config.memory,
-        cpus: record.config.cpus,
-        accel: record.config.accel,
-        disks: disks.collect(),
-        nics: nics.collect(),
-        pid: live.map(RunningMachine::pid),
-        since_ms: record.since_ms,
-        origin: record.origin,
-        follows: record.last.or(record.origin),
-        operation,
-        vmgenid: record.vmgenid.clone(),
-        tunnel: None,
-        protection: None,
-        taken_over: None,
-        uploads: None,
-        settings: record.settings.clone(),
-        restarts: None,
-        failed_care: Vec::new(),
     }
 }

@@ -25,4 +25,5 @@ pub(crate) mod settings;
 pub(crate) mod start;
 pub(crate) mod supervisor;
 pub(crate) mod unreadable;
+mod view;
 mod waiting_process;
