@@ -79,9 +79,26 @@ pub(crate) fn aead_key(bytes: &[u8; KEY]) -> Option<LessSafeKey> {
 
 /// Key of everything in a store, unwrapped.
 #[derive(Clone, PartialEq, Eq)]
-pub(crate) struct DataKey {
+pub struct DataKey {
     pub(crate) id: KeyId,
     bytes: [u8; KEY],
+}
+
+impl fmt::Debug for DataKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DataKey({})", self.id)
+    }
+}
+
+impl FromStr for DataKey {
+    type Err = MasterKeyError;
+
+    /// Reads the output of [`DataKey::reveal`].
+    fn from_str(text: &str) -> Result<Self, MasterKeyError> {
+        let (id, bytes) = text.split_once(' ').ok_or(MasterKeyError)?;
+        let Digest(bytes) = bytes.parse().map_err(|_| MasterKeyError)?;
+        Ok(Self { id: KeyId::parse(id).ok_or(MasterKeyError)?, bytes })
+    }
 }
 
 impl DataKey {
@@ -91,6 +108,16 @@ impl DataKey {
         aws_lc_rs::rand::fill(&mut bytes).ok()?;
         aws_lc_rs::rand::fill(&mut id).ok()?;
         Some(Self { id: KeyId(u64::from_be_bytes(id)), bytes })
+    }
+
+    /// Name of the key, which reveals nothing about it.
+    pub fn id(&self) -> KeyId {
+        self.id
+    }
+
+    /// Name and bytes of the key, for a process of this host that opens the store too, and never for a file.
+    pub fn reveal(&self) -> String {
+        format!("{} {}", self.id, Digest(self.bytes))
     }
 
     /// Key for one purpose, from which the data key and other derived keys do not follow.
@@ -191,6 +218,18 @@ mod tests {
         assert_ne!(master(1).id(), master(2).id());
         let text = file.encode();
         assert!(!text.contains(&Digest(data.bytes).to_string()));
+    }
+
+    #[test]
+    fn a_data_key_passes_as_text_and_is_not_printed_by_accident() {
+        let data = DataKey::random().unwrap();
+        let text = data.reveal();
+        assert_eq!(text.parse::<DataKey>().unwrap(), data);
+        let bytes = text.split_once(' ').unwrap().1;
+        assert!(!format!("{data:?}").contains(bytes));
+        for wrong in ["", " ", &text[1..], &text[..text.len() - 1], &text.to_uppercase()] {
+            assert!(wrong.parse::<DataKey>().is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -103,6 +103,14 @@ pub(crate) fn open(
     }
 }
 
+/// Opens the layout of an encrypted store for a process that was given its data key.
+pub(crate) fn open_with(files: &dyn Vfs, data: &DataKey) -> Result<(Layout, Option<DataKey>)> {
+    match Layout::read(files)? {
+        Some(layout) if layout == Layout::Encrypted(data.id) => Ok((layout, Some(data.clone()))),
+        _ => Err(StoreError::Keys { reason: "the data key is that of another store" }),
+    }
+}
+
 /// Whether a marker is one of a later version, and not damaged.
 fn is_later(marker: &str) -> bool {
     let version = marker.strip_prefix("whimbrel store ").and_then(|rest| rest.strip_suffix('\n'));

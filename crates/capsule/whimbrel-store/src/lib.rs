@@ -56,7 +56,7 @@ pub use examine::{FileKind, StoreFinding, examine};
 pub use fetched_objects::FetchedObjectsWriter;
 pub use gc::{GcReport, GcRoots};
 pub use image_writer::{FinishedImage, ImageWriter};
-pub use keys::{KeyFile, KeyId, MasterKey, MasterKeyError};
+pub use keys::{DataKey, KeyFile, KeyId, MasterKey, MasterKeyError};
 pub use os_vfs::OsVfs;
 pub use refs::{Expected, RefChange};
 pub use remote_objects::{ObjectWant, PageWant, RemoteObjects, RemoteObjectsError};

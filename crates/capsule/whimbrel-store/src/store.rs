@@ -47,6 +47,8 @@ pub struct Options {
     pub seal_bytes: u64,
     /// Master key of an encrypted store. A store that is not encrypted becomes so.
     pub key: Option<MasterKey>,
+    /// Data key of an encrypted store, from a process that has opened it. The master key is not needed then.
+    pub data_key: Option<DataKey>,
 }
 
 impl Default for Options {
@@ -61,6 +63,7 @@ impl Default for Options {
             cache: 64 << 20,
             seal_bytes: 1 << 30,
             key: None,
+            data_key: None,
         }
     }
 }
@@ -141,7 +144,10 @@ impl Store {
 
     /// Opens the store on `files`: another kind of disk, or one that fails on purpose.
     pub fn open_on(files: Arc<dyn Vfs>, options: Options) -> Result<Self> {
-        let (layout, data_key) = layout::open(&*files, options.create, options.key.as_ref())?;
+        let (layout, data_key) = match &options.data_key {
+            Some(data) => layout::open_with(&*files, data)?,
+            None => layout::open(&*files, options.create, options.key.as_ref())?,
+        };
         sync_names(&*files)?;
         if let Err(error) = Condemned::mend(&*files) {
             let error = &error as &dyn std::error::Error;
@@ -161,6 +167,16 @@ impl Store {
             latch: Mutex::default(),
         });
         Ok(Self { inner })
+    }
+
+    /// Whether there is a store in `dir` that is not encrypted.
+    pub fn is_plain(dir: &Path) -> bool {
+        matches!(Layout::read(&OsVfs::new(dir)), Ok(Some(Layout::Plain)))
+    }
+
+    /// Key of the content, if the store is encrypted.
+    pub fn data_key(&self) -> Option<&DataKey> {
+        self.inner.data_key()
     }
 
     /// Whether writes are refused since one failed.
