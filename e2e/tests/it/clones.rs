@@ -157,14 +157,14 @@ fn clones_run_when_all_are_ready_and_a_command_that_fails_leaves_none() {
 
 #[test]
 fn clones_outlive_their_daemon_and_the_next_one_still_shares_and_saves_them() {
-    clones_outlive(Cluster::start(&["alpha"]), HostProcess::kill_daemon);
+    let mut cluster = Cluster::start(&["alpha"]);
+    cluster.host_mut("alpha").restart_with("machine_processes = false\n");
+    clones_outlive(cluster, HostProcess::kill_daemon);
 }
 
 #[test]
 fn clones_that_processes_had_without_a_daemon_are_shared_and_saved_by_the_next_one() {
-    let mut cluster = Cluster::start(&["alpha"]);
-    cluster.host_mut("alpha").restart_with("machine_processes = true\n");
-    let cluster = clones_outlive(cluster, HostProcess::stop_daemon);
+    let cluster = clones_outlive(Cluster::start(&["alpha"]), HostProcess::stop_daemon);
     let log = cluster.host("alpha").log_text();
     // Machines at rest pass to their processes, and come back, too.
     assert!(log.matches("took it from its own process").count() >= 2, "{log}");

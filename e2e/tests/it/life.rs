@@ -293,6 +293,8 @@ fn stop_amid_a_read(slot: &Path) {
 #[test]
 fn a_machine_that_waits_for_its_disks_is_taken_up_and_goes_on() {
     let mut cluster = Cluster::start(&["alpha"]);
+    // No process serves its disks while there is no daemon.
+    cluster.host_mut("alpha").restart_with("machine_processes = false\n");
     Guest::small("web").run(&cluster, cluster.host("alpha"));
     let born = cluster.witness(GUEST_ADDRESS).write(50).expect("a first life");
     cluster.host_mut("alpha").kill_daemon();

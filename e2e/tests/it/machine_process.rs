@@ -5,17 +5,15 @@ use nix::sys::signal::Signal;
 use std::{
     fs,
     io::{Read as _, Write as _},
+    os::unix::fs::PermissionsExt,
     time::{Duration, Instant},
 };
 use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess, PATIENCE, console};
 use whimbrel_testkit::guest::{CheckResult, TestAgent, assert_same_life};
 
-const SETTINGS: &str = "machine_processes = true\n";
-
-/// A host whose daemon leaves machines to processes, with the machine `web`.
+/// A host with the machine `web`.
 fn cluster() -> Cluster {
-    let mut cluster = Cluster::start(&["alpha"]);
-    cluster.host_mut("alpha").restart_with(SETTINGS);
+    let cluster = Cluster::start(&["alpha"]);
     let arguments = vec!["--tpm".to_owned()];
     Guest { arguments, ..Guest::small("web") }.run(&cluster, cluster.host("alpha"));
     cluster
@@ -65,22 +63,30 @@ fn assert_good(witness: &mut TestAgent) {
     assert!(matches!(now.ram, CheckResult::Good(_)) && matches!(now.disk, CheckResult::Good(_)), "{now:?}");
 }
 
-/// Waits until the next daemon has taken the machine from its process, and knows what was written.
+/// Waits until the daemon has taken the machine from its process, and knows what was written.
 fn assert_taken(alpha: &HostProcess, after: usize) {
     alpha.wait_log(after, "took it from its own process");
     let log = alpha.log_text();
     let taken = log[after..].lines().find(|line| line.contains("took it from its own process"));
     assert!(taken.is_some_and(|line| line.contains("Complete")), "{log}");
-    assert!(!alpha.slot("web").join("machine-process").exists(), "two have the machine");
 }
 
-/// Starts the next daemon, which takes the machine from its process.
-fn start_and_take(cluster: &mut Cluster) {
+/// Starts the next daemon, which leaves the machine to its process.
+fn start_and_leave(cluster: &mut Cluster) {
+    let process = machine_process(cluster.host("alpha"));
     let after = cluster.host("alpha").log_text().len();
     cluster.host_mut("alpha").start_daemon();
     let alpha = cluster.host("alpha");
-    alpha.wait_state("web", &["running", "loading"]);
-    assert_taken(alpha, after);
+    let log = &alpha.log_text()[after..];
+    assert!(log.contains("its own process has it") && !log.contains("took it from"), "{log}");
+    assert_eq!(machine_process(alpha), process);
+    let web = alpha.json(&["inspect", "web"]);
+    assert_eq!(
+        (&web["state"]["kind"], web["process"]["pid"].to_string()),
+        (&"running".into(), process),
+        "{web}"
+    );
+    assert!(web["disks"][0]["owned"].as_u64() > Some(0), "{web}");
 }
 
 /// Whether a checkpoint has all that the guest has written, across daemons.
@@ -108,13 +114,15 @@ fn while_the_daemon_is_stopped_a_guest_has_disk_and_network_and_the_next_daemon_
         let alone = witness.write(60).expect("a disk and a network without a daemon");
         assert_same_life(&born, &alone);
         let in_tpm = witness.tpm(Some(round)).expect("a TPM without a daemon");
-        start_and_take(&mut cluster);
+        start_and_leave(&mut cluster);
         assert_good(&mut witness);
         assert_eq!(witness.tpm(None).expect("a TPM"), in_tpm);
         if round == 0 {
             // The second time memory is still filled on demand.
             let alpha = cluster.host("alpha");
+            let after = alpha.log_text().len();
             alpha.run(&["suspend", "web"]);
+            assert_taken(alpha, after);
             alpha.run(&["resume", "web"]);
             witness = cluster.witness(GUEST_ADDRESS);
         }
@@ -136,11 +144,15 @@ fn a_guest_whose_daemon_is_killed_goes_on_with_disk_and_network_and_loses_nothin
         let alone = witness.write(60).expect("a disk and a network without a daemon");
         assert_same_life(&born, &alone);
         assert_good(&mut witness);
-        start_and_take(&mut cluster);
+        start_and_leave(&mut cluster);
         assert_good(&mut witness);
         let alpha = cluster.host("alpha");
         match round {
-            0 => drop(alpha.run(&["checkpoint", "web"])),
+            0 => {
+                let after = alpha.log_text().len();
+                alpha.run(&["checkpoint", "web"]);
+                assert_taken(alpha, after);
+            }
             1 => {
                 // The last time memory is still filled on demand.
                 alpha.run(&["suspend", "web"]);
@@ -188,13 +200,48 @@ fn a_machine_at_rest_needs_no_daemon_and_comes_back_to_whoever_asks_for_it() {
     cluster.host_mut("alpha").stop_daemon();
     assert_same_life(&born, &witness.write(20).expect("a disk and a network without a daemon"));
     assert_eq!(machine_process(cluster.host("alpha")), process);
-    start_and_take(&mut cluster);
-    let alpha = cluster.host("alpha");
-    wait_at_rest(alpha, alpha.log_text().len());
+    start_and_leave(&mut cluster);
     cluster.host_mut("alpha").kill_daemon();
     assert_same_life(&born, &witness.write(20).expect("a disk and a network without a daemon"));
-    start_and_take(&mut cluster);
+    start_and_leave(&mut cluster);
     assert_good(&mut witness);
+    assert_kept_whole(&cluster, &mut witness);
+}
+
+#[test]
+fn a_paused_machine_and_one_of_an_encrypted_store_stay_with_their_processes_too() {
+    let keys = tempfile::tempdir().expect("a folder for keys");
+    let key = keys.path().join("key");
+    fs::write(&key, "ab".repeat(32)).expect("a key");
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("a key of its owner");
+    let mut cluster = cluster();
+    let mut witness = cluster.witness(GUEST_ADDRESS);
+    let born = witness.write(50).expect("a first life");
+    let alpha = cluster.host("alpha");
+    alpha.run(&["checkpoint", "web"]);
+    wait_at_rest(alpha, 0);
+    // The process of a store that was not encrypted ends, and the machine is adopted.
+    let after = alpha.log_text().len();
+    cluster.host_mut("alpha").restart_with(&format!("encrypt = true\nkey_file = {key:?}\n"));
+    let alpha = cluster.host("alpha");
+    assert!(!alpha.log_text()[after..].contains("took it from"), "{}", alpha.log_text());
+    // Memory is filled on demand from sealed packs, and the disk is encrypted.
+    alpha.run(&["suspend", "web"]);
+    alpha.run(&["resume", "web"]);
+    cluster.host_mut("alpha").stop_daemon();
+    let mut witness = cluster.witness(GUEST_ADDRESS);
+    assert_same_life(&born, &witness.write(60).expect("a disk without a daemon"));
+    assert_good(&mut witness);
+    start_and_leave(&mut cluster);
+    assert_good(&mut witness);
+    let alpha = cluster.host("alpha");
+    alpha.run(&["pause", "web"]);
+    cluster.host_mut("alpha").stop_daemon();
+    cluster.host_mut("alpha").start_daemon();
+    let alpha = cluster.host("alpha");
+    assert_eq!(alpha.machines(), [("web".to_owned(), "paused".to_owned())]);
+    assert!(alpha.json(&["inspect", "web"])["process"]["pid"].is_number(), "the daemon has taken it");
+    alpha.run(&["unpause", "web"]);
     assert_kept_whole(&cluster, &mut witness);
 }
 
@@ -211,12 +258,11 @@ fn whatever_ends_while_a_process_has_the_machine_the_daemon_finds_out() {
     let mut witness = cluster.witness(GUEST_ADDRESS);
     assert_same_life(&born, &witness.write(20).expect("a machine that goes on"));
     assert_good(&mut witness);
-    // A process that hangs is ended by the next operation.
+    // A process that hangs is ended in a while, or by the next operation.
     wait_at_rest(alpha, logged);
     let logged = alpha.log_text().len();
     alpha.exec("kill", &["-STOP", &machine_process(alpha)]);
-    alpha.run(&["checkpoint", "web"]);
-    assert!(alpha.log_text()[logged..].contains("adopting it"), "{}", alpha.log_text());
+    alpha.wait_log(logged, "adopting it");
     let mut witness = cluster.witness(GUEST_ADDRESS);
     assert_same_life(&born, &witness.write(20).expect("a machine that goes on"));
     // The guest: the machine is stopped, and nothing of it is left.
@@ -237,11 +283,42 @@ fn whatever_ends_while_a_process_has_the_machine_the_daemon_finds_out() {
 }
 
 #[test]
+fn a_daemon_that_cannot_take_its_machine_back_leaves_it_running_and_takes_it_when_it_can() {
+    let cluster = cluster();
+    let mut witness = cluster.witness(GUEST_ADDRESS);
+    let born = witness.write(50).expect("a first life");
+    let alpha = cluster.host("alpha");
+    wait_at_rest(alpha, 0);
+    // Too few descriptors for a machine, and enough for a request.
+    let limit = |limit: &str| {
+        let daemon = "pid=$(pgrep -f '[w]himbrel host --name alpha'); count=$(ls /proc/$pid/fd | wc -l)";
+        alpha.exec("sh", &["-c", &format!("{daemon}; prlimit --pid $pid --nofile={limit}")]);
+    };
+    limit("$((count + 6)):1024");
+    let refusal = alpha.refuse(&["checkpoint", "web"]);
+    assert!(refusal.text.contains("process"), "{refusal:?}");
+    assert_eq!(alpha.machines(), [("web".to_owned(), "running".to_owned())]);
+    assert_same_life(&born, &witness.write(20).expect("a machine that goes on"));
+    limit("1024:1024");
+    // What lies at the path of a base is not what the machine reads any more.
+    let base = alpha.record("web").1["bases"][0]["path"].as_str().expect("a base").to_owned();
+    fs::write(&base, "another image").expect("another base");
+    alpha.run(&["checkpoint", "web"]);
+    assert_good(&mut witness);
+    assert_same_life(&born, &witness.write(20).expect("a machine that goes on"));
+    let logged = alpha.log_text().len();
+    wait_at_rest(alpha, logged);
+    alpha.run(&["upgrade", "web"]);
+    assert_good(&mut witness);
+}
+
+#[test]
 fn a_daemon_that_is_killed_again_and_again_and_started_at_once_finds_its_machine_each_time() {
     let mut cluster = cluster();
     let mut witness = cluster.witness(GUEST_ADDRESS);
     let born = witness.write(50).expect("a first life");
     for _ in 0..5 {
+        cluster.host("alpha").run(&["upgrade", "web"]);
         // The next daemon may find a process that waits, is just taking the machine, or is not there yet.
         wait_waiting(cluster.host("alpha"));
         cluster.host_mut("alpha").kill_daemon();
@@ -257,7 +334,6 @@ fn a_daemon_that_is_killed_again_and_again_and_started_at_once_finds_its_machine
 #[test]
 fn a_machine_that_moves_or_has_ended_has_no_process_that_could_take_it() {
     let mut cluster = Cluster::start(&["alpha", "beta"]);
-    cluster.host_mut("alpha").restart_with(SETTINGS);
     Guest::small("web").run(&cluster, cluster.host("alpha"));
     let born = cluster.witness(GUEST_ADDRESS).write(50).expect("a first life");
     wait_waiting(cluster.host("alpha"));

@@ -68,7 +68,7 @@ function View({ machine, tab }: { machine: MachineInfo; tab: string }) {
 const capsuleLink = (id: string | null | undefined) => id && <a href={`#/capsules/${id}`}>{short(id)}</a>;
 
 function Overview({ machine }: { machine: MachineInfo }) {
-  const { state, tunnel, uploads, taken_over } = machine;
+  const { state, tunnel, uploads, taken_over, process: served } = machine;
   const reason = "reason" in state ? state.reason : undefined;
   return (
     <>
@@ -86,6 +86,7 @@ function Overview({ machine }: { machine: MachineInfo }) {
           ["Memory", bytes(machine.memory)],
           [`In this state since`, `${time(machine.since_ms)} (${age(machine.since_ms)})`],
           ["Process", machine.pid],
+          ["Served by", served && `process ${served.pid}, version ${served.version}`],
           ["Resumed or cloned from", capsuleLink(machine.origin)],
           ["Next capsule follows", capsuleLink(machine.follows)],
           ["Operation", machine.operation && <a href="#/operations">{String(machine.operation)}</a>],

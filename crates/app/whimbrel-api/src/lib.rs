@@ -59,9 +59,9 @@ pub use lineage::{
 };
 pub use machine::{
     BalloonRequest, BalloonTarget, CheckpointRequest, CloneNetwork, CloneRequest, DiskInfo, DiskSource,
-    HandoverDecision, MachineInfo, MachineState, MigrateMode, MigrateRequest, MoveNetwork, NicInfo,
-    NicRequest, ResolveRequest, ResumeMode, ResumeRequest, RewindRequest, RunRequest, StopMode, StopRequest,
-    SuspendRequest, TunnelInfo, Uploads,
+    HandoverDecision, MachineInfo, MachineProcess, MachineState, MigrateMode, MigrateRequest, MoveNetwork,
+    NicInfo, NicRequest, ResolveRequest, ResumeMode, ResumeRequest, RewindRequest, RunRequest, StopMode,
+    StopRequest, SuspendRequest, TunnelInfo,
 };
 pub use migration::{DowntimeInfo, MigrationEnd, MigrationId, MigrationRecord, RoundsEnd};
 pub use network::{
@@ -88,5 +88,5 @@ pub use settings::{
 pub use token::{CallerInfo, NewToken, Role, RoleError, TokenInfo, TokenRequest};
 pub use transfer::{
     CacheAddRequest, CacheInfo, CacheSource, PullRequest, PushRequest, RemoteCapsule, RepairRequest,
-    TransferReport,
+    TransferReport, Uploads,
 };

@@ -2,7 +2,7 @@
 
 use crate::{
     CapsuleRef, CloudInit, MachineSettings, OperationId, Profile, ProtectionInfo, RestartInfo, SelfService,
-    TakeoverInfo,
+    TakeoverInfo, Uploads,
 };
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, net::IpAddr, path::PathBuf};
@@ -31,6 +31,9 @@ pub struct MachineInfo {
     pub nics: Vec<NicInfo>,
     /// Process id of the QEMU process, if there is one.
     pub pid: Option<u32>,
+    /// Process of its own that serves it, while it is at rest; none while the daemon serves it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process: Option<MachineProcess>,
     /// Time at which the machine got into this state.
     pub since_ms: u64,
     /// Capsule that it was resumed or cloned from.
@@ -68,14 +71,13 @@ pub struct MachineInfo {
     pub failed_care: Vec<String>,
 }
 
-/// Upload of the capsules of a machine.
+/// Process that serves one machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Uploads {
-    /// Name of a host, or folder of a pool.
-    pub to: String,
-    /// Cause of the last failure; none if everything was uploaded or is being uploaded.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub stalled: Option<String>,
+pub struct MachineProcess {
+    /// Process id on the host.
+    pub pid: u32,
+    /// Version of Whimbrel that it is of.
+    pub version: String,
 }
 
 /// One end of the tunnel between a machine that runs away from home and its home network.

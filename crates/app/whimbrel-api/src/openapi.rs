@@ -136,6 +136,7 @@ const ENDPOINTS: &[Endpoint] = &[
     (Post, MACHINE_STOP, "stop", Some("StopRequest"), Reply::One("MachineInfo"), "Stop a machine; the answer comes once it has stopped"),
     (Post, MACHINE_PAUSE, "pause", None, Reply::One("MachineInfo"), "Pause the CPUs of a machine"),
     (Post, MACHINE_UNPAUSE, "unpause", None, Reply::One("MachineInfo"), "Continue a paused machine"),
+    (Post, MACHINE_UPGRADE, "upgrade", None, Reply::One("MachineInfo"), "Take a running machine from the process that serves it, which may be of an earlier version"),
     (Post, MACHINE_BALLOON, "balloon", Some("BalloonRequest"), Reply::One("MachineInfo"), "Change the memory size of a guest with its balloon"),
     (Post, MACHINE_CHECKPOINT, "checkpoint", Some("CheckpointRequest"), Reply::Begun, "Save the state of a running machine as a capsule"),
     (Post, MACHINE_SUSPEND, "suspend", Some("SuspendRequest"), Reply::Begun, "Save the state of a machine as a capsule and end the machine"),

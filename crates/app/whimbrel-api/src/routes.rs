@@ -23,6 +23,7 @@ paths! {
     MACHINE_STOP = "/v1/machines/{name}/stop";
     MACHINE_PAUSE = "/v1/machines/{name}/pause";
     MACHINE_UNPAUSE = "/v1/machines/{name}/unpause";
+    MACHINE_UPGRADE = "/v1/machines/{name}/upgrade";
     MACHINE_BALLOON = "/v1/machines/{name}/balloon";
     MACHINE_CHECKPOINT = "/v1/machines/{name}/checkpoint";
     MACHINE_SUSPEND = "/v1/machines/{name}/suspend";

@@ -165,3 +165,13 @@ pub struct CacheSource {
     /// Number of entries that were wrong because the file had changed.
     pub dropped: u64,
 }
+
+/// Upload of the capsules of a machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Uploads {
+    /// Name of a host, or folder of a pool.
+    pub to: String,
+    /// Cause of the last failure; none if everything was uploaded or is being uploaded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stalled: Option<String>,
+}

@@ -107,6 +107,8 @@ calls! {
     POST pause(name: &MachineName) -> MachineInfo: routes::path(MACHINE_PAUSE, name);
     /// Resumes the CPUs of a paused machine.
     POST unpause(name: &MachineName) -> MachineInfo: routes::path(MACHINE_UNPAUSE, name);
+    /// Takes a running machine from the process that serves it, which may be of an earlier version.
+    POST upgrade(name: &MachineName) -> MachineInfo: routes::path(MACHINE_UPGRADE, name);
     /// Changes settings of a machine on its host.
     POST change_settings(name: &MachineName) [request: &SettingsRequest] -> MachineInfo: routes::path(MACHINE_SETTINGS, name);
     /// Gives another name to a machine that is off or suspended.

@@ -20,16 +20,16 @@ pub struct RawStream(TokioIo<Upgraded>);
 impl Client {
     /// Opens the console of a machine. The stream ends with the machine or the daemon.
     pub async fn console(&self, name: &MachineName) -> Result<RawStream, ClientError> {
-        self.upgrade(routes::path(routes::MACHINE_CONSOLE, name), routes::CONSOLE_PROTOCOL).await
+        self.switch_protocol(routes::path(routes::MACHINE_CONSOLE, name), routes::CONSOLE_PROTOCOL).await
     }
 
     /// Opens a stream of the protocol between hosts. It ends when the daemon ends or closes the connection to
     /// the peer.
     pub async fn wire(&self) -> Result<RawStream, ClientError> {
-        self.upgrade(routes::WIRE.to_owned(), routes::WIRE_PROTOCOL).await
+        self.switch_protocol(routes::WIRE.to_owned(), routes::WIRE_PROTOCOL).await
     }
 
-    async fn upgrade(&self, path: String, protocol: &'static str) -> Result<RawStream, ClientError> {
+    async fn switch_protocol(&self, path: String, protocol: &'static str) -> Result<RawStream, ClientError> {
         let call = Call::new(Method::GET, path).upgrade(protocol);
         let label = call.label();
         let response = call.send(self.daemon()).await?;

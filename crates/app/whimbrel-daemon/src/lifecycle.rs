@@ -19,6 +19,8 @@ use std::{
 };
 use whimbrel_api::Role;
 use whimbrel_core::{Accel, HostName, MachineName};
+use whimbrel_store::Store;
+use whimbrel_vm::runtime_dir;
 use whimbrel_wire::web_tls::{Acceptor, ServerCertificate};
 
 /// Time for operations under way to clean up when the daemon is told to stop.
@@ -76,9 +78,13 @@ pub fn run(options: DaemonOptions) -> Result<(), DaemonError> {
     let images = ImageSources::new(options.image_sources.clone())?;
     let (name, unfiltered) = (options.name.clone(), options.unfiltered.clone());
     let key = options.encryption.as_ref().map(|source| source.read(&options.data)).transpose()?;
+    if key.is_some() && Store::is_plain(&layout.store()) {
+        // Processes of machines could not read what will be sealed; the machines are adopted.
+        runtime_dir::end_machine_processes(&layout.runtime_dirs());
+    }
     let place = (name, options.listen);
     let host = Daemon::open(place, layout, unfiltered, images, key, runtime.handle().clone())?;
-    host.recover_machines()?;
+    host.recover_machines(options.machine_processes)?;
     host.start_uploads();
     host.finish_renames();
     host.start_naming_read_capsules();

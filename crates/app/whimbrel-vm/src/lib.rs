@@ -21,9 +21,9 @@ mod filled_pages;
 pub mod machine_process;
 mod message;
 mod passable_port;
+pub mod process_report;
 mod running;
 pub mod swap;
-mod told_traffic;
 
 pub use exchange::{
     FindPlace, Given, PassError, Step, SwapLimits, Taken, give, give_offered, offer_for_later, take,
@@ -34,6 +34,6 @@ pub use running::{
     LaunchOptions, MachineDescription, MachineDirs, MachinePlace, MachineSetup, NetworkPort, Overlay,
     PagerView, PausableMachine, PortTarget, PrestartedQemu, ProcessRecord, QemuDirs, RamFile, RequestSlot,
     Reservation, Reservations, RunningDisk, RunningError, RunningMachine, RunningMemory, RuntimeMark,
-    StoppedDisk, TPM_DISK, Template, TemplateKey, Templates, Traffic, TrafficView, Tunnel, TunnelView,
-    is_partial, remove_overlays, runtime_dir,
+    StoppedDisk, StoreKey, TPM_DISK, Template, TemplateKey, Templates, Traffic, TrafficView, Tunnel,
+    TunnelView, is_partial, remove_overlays, runtime_dir,
 };

@@ -9,11 +9,12 @@
 
 use crate::{
     CapsuleImages, Given, GuestRequests, MachineDescription, MachinePlace, MachineSetup, PassError, RamFile,
-    Reservations, RuntimeMark, SwapLimits, Taken, Templates,
+    Reservations, RuntimeMark, StoreKey, SwapLimits, Taken, Templates,
     channel::{Channel, Listener, accept_first},
     give,
+    process_report::{AskedGuest, ProcessReport},
     running::AgentCommands,
-    runtime_dir, take, told_traffic,
+    runtime_dir, take,
 };
 use rustix::event::{EventfdFlags, eventfd};
 use std::{
@@ -60,13 +61,16 @@ pub fn hold(slot: &Path, taken: &dyn Fn()) -> Result<(), PassError> {
     tracing::info!(pid = machine.pid(), ?stopped, ?knowledge, "took a machine");
     taken();
     let listener = Listener::bind(&socket)?;
-    let asked = Listener::bind(&runtime_dir::traffic_socket(slot))?;
+    let asked = Listener::bind(&runtime_dir::report_socket(slot))?;
+    let mut guest = AskedGuest::default();
     let end = End::watch(machine.events()).map_err(PassError::Descriptors)?;
     loop {
         let channel = match accept_first([&listener, &asked], end.bell.as_fd()) {
             Ok(Some((0, channel))) => channel,
             Ok(Some((_, channel))) => {
-                told_traffic::send_to(&channel, &machine.traffic());
+                ProcessReport::of(&machine, &guest).send_to(&channel);
+                drop(channel);
+                guest.ask_again(&machine);
                 continue;
             }
             Ok(None) => break,
@@ -99,7 +103,8 @@ fn find_place(
     description: &MachineDescription,
 ) -> Result<MachinePlace, Box<dyn Error + Send + Sync>> {
     let MachineDescription { dirs, process, config, .. } = description;
-    let options = Options { workers: 1, cache: STORE_CACHE, ..Options::default() };
+    let data_key = description.store_key.clone().map(|StoreKey(key)| key);
+    let options = Options { workers: 1, cache: STORE_CACHE, data_key, ..Options::default() };
     let store = Store::open(&dirs.store, options)?;
     let reservations = Reservations::new(&dirs.qemu.runtime_dirs);
     let template = match process.ram {

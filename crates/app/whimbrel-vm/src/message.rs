@@ -16,7 +16,7 @@ use whimbrel_net::PortState;
 use whimbrel_qemu::{ConsoleState, ProcessIdentity, QemuState};
 
 /// Version of all messages. Both programs must have the same one: the old process is asked first.
-const VERSION: u16 = 3;
+const VERSION: u16 = 4;
 /// Most bytes of a state: dirty pages of several consumers of a few terabytes.
 const MAX_STATE: u64 = 256 << 20;
 /// Most disks of a machine; QEMU's command line has places for 14.
@@ -202,7 +202,7 @@ mod tests {
         }
         let mut newer = bytes.clone();
         newer[0] += 1;
-        assert!(matches!(decode::<Message>(&newer), Err(MessageError::Version { found: Some(4) })));
+        assert!(matches!(decode::<Message>(&newer), Err(MessageError::Version { found: Some(5) })));
         let mut longer = bytes.clone();
         longer.push(0);
         assert!(matches!(decode::<Message>(&longer), Err(MessageError::Rest { bytes: 1 })));

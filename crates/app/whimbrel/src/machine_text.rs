@@ -143,6 +143,8 @@ pub(crate) fn page(machine: &MachineInfo) -> String {
         ("cpus", format!("{}, {}", machine.cpus, accel)),
         ("pid", machine.pid.map_or("none".to_owned(), |pid| pid.to_string())),
     ];
+    let server = |it: &whimbrel_api::MachineProcess| format!("process {}, version {}", it.pid, it.version);
+    lines.extend(machine.process.as_ref().map(|it| ("served by", server(it))));
     let disk =
         |disk: &whimbrel_api::DiskInfo| format!("{}, {} its own, over {}", disk.size, disk.owned, disk.base);
     lines.extend(machine.disks.iter().map(|it| ("disk", disk(it))));

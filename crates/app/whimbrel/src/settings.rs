@@ -46,7 +46,7 @@ pub(crate) struct Settings {
     pub(crate) key_command: Option<String>,
     /// Address of the metrics without a token.
     pub(crate) metrics_listen: Option<SocketAddr>,
-    /// Whether machines get processes of their own when the daemon stops.
+    /// Whether processes of their own serve machines at rest.
     pub(crate) machine_processes: Option<bool>,
     /// Groups of this computer and their roles.
     pub(crate) api_groups: Option<BTreeMap<String, Role>>,

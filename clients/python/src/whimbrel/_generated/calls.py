@@ -1000,6 +1000,13 @@ class Calls(ABC):
         answer: MachineInfo = self._json("DELETE", f"/v1/machines/{quote(name)}/protect")
         return answer
 
+    def upgrade(self, name: str) -> MachineInfo:
+        """Take a running machine from the process that serves it, which may be of an earlier
+        version.
+        """
+        answer: MachineInfo = self._json("POST", f"/v1/machines/{quote(name)}/upgrade")
+        return answer
+
     def verify(self) -> Operation:
         """Read and check everything in the store."""
         answer: Operation = self._json("POST", "/v1/store/verify")
@@ -1977,6 +1984,13 @@ class AsyncCalls(ABC):
     async def unprotect(self, name: str) -> MachineInfo:
         """Stop protecting a machine."""
         answer: MachineInfo = await self._json("DELETE", f"/v1/machines/{quote(name)}/protect")
+        return answer
+
+    async def upgrade(self, name: str) -> MachineInfo:
+        """Take a running machine from the process that serves it, which may be of an earlier
+        version.
+        """
+        answer: MachineInfo = await self._json("POST", f"/v1/machines/{quote(name)}/upgrade")
         return answer
 
     async def verify(self) -> Operation:

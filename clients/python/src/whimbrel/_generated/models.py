@@ -1020,6 +1020,7 @@ class MachineInfo(TypedDict):
     origin: NotRequired[str | None]
     #: Process id of the QEMU process, if there is one.
     pid: NotRequired[int | None]
+    process: NotRequired[MachineProcess | None]
     protection: NotRequired[ProtectionInfo | None]
     restarts: NotRequired[RestartInfo | None]
     #: Settings on this host.
@@ -1042,6 +1043,15 @@ class MachineOnCapsule(TypedDict):
     live: bool
     #: Name of the machine.
     name: str
+
+
+class MachineProcess(TypedDict):
+    """Process that serves one machine."""
+
+    #: Process id on the host.
+    pid: int
+    #: Version of Whimbrel that it is of.
+    version: str
 
 
 class MachineSettings(TypedDict):
@@ -2875,6 +2885,7 @@ __all__ = [
     "KeyChangeRequest",
     "MachineInfo",
     "MachineOnCapsule",
+    "MachineProcess",
     "MachineSettings",
     "MachineState",
     "MachineStateCrashed",

@@ -62,7 +62,7 @@ pub(super) fn start(dir: &Path, runtime: &Runtime, key: Option<&MasterKey>) -> R
     let host =
         Daemon::open((name, None), layout, Vec::new(), images, key.cloned(), handle).map_err(failed)?;
     let access = Access::open(&host.directories, Vec::new()).map_err(failed)?;
-    host.recover_machines().map_err(failed)?;
+    host.recover_machines(true).map_err(failed)?;
     host.load_uploads();
     Ok(Started { host, access })
 }

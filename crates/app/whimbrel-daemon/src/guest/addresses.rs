@@ -13,6 +13,7 @@ use std::{
 use whimbrel_api::{MachineInfo, NicInfo};
 use whimbrel_core::{MachineName, lock};
 use whimbrel_qemu::GuestInterface;
+use whimbrel_vm::process_report::ProcessReport;
 
 /// Time for a guest to answer.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -62,6 +63,20 @@ impl GuestAddresses {
             known.get(machine.name()).is_none_or(|known| known.next <= now || known.pid != *pid)
         };
         with_pid.filter(is_due).collect()
+    }
+
+    /// Notes what the guest of a machine has told the machine's own process.
+    pub(crate) fn note_reported(&self, machine: &Machine, report: &ProcessReport) {
+        if report.interfaces.is_empty() {
+            return;
+        }
+        let interface = |(mac, addresses): &(String, Vec<IpAddr>)| GuestInterface {
+            name: String::new(),
+            mac: Some(mac.clone()),
+            addresses: addresses.clone(),
+        };
+        let interfaces = report.interfaces.iter().map(interface).collect();
+        self.note(machine.name(), machine.info().pid, Some(interfaces), Instant::now());
     }
 
     fn note(&self, name: &MachineName, pid: Option<u32>, answer: Option<Vec<GuestInterface>>, now: Instant) {

@@ -4,7 +4,7 @@ use crate::{core::error::DaemonError, machine::entry::Use};
 use std::{
     fs::File,
     io::{self, Read, Seek, SeekFrom},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -33,6 +33,11 @@ pub(crate) struct SerialStream {
 impl ConsoleView {
     pub(crate) fn new(console: &Arc<Console>) -> Self {
         Self { console: Arc::downgrade(console), log: console.log().to_owned() }
+    }
+
+    /// The console of a machine that another process has: only its log can be read.
+    pub(crate) fn of_other(log: &Path) -> Self {
+        Self { console: Weak::new(), log: log.to_owned() }
     }
 
     /// The end of the output since the machine's start, as far as the log has it.

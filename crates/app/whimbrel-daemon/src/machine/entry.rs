@@ -26,11 +26,11 @@ use std::{
     },
     time::{Duration, Instant},
 };
-use whimbrel_api::{EventKind, MachineInfo, MachineState, OperationId};
+use whimbrel_api::{EventKind, MachineInfo, MachineProcess, MachineState, OperationId};
 use whimbrel_capture::dirty_observer::DirtyObserver;
 use whimbrel_core::{CapsuleId, MachineName, lock};
 use whimbrel_qemu::QemuGa;
-use whimbrel_vm::{RunningMachine, TrafficView};
+use whimbrel_vm::{RunningMachine, TrafficView, process_report::ProcessReport};
 
 /// Time to wait for a handover to give up its lock: an attempt to connect, and the longest delay between two.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(40);
@@ -91,7 +91,7 @@ pub(crate) struct MachineData {
     pub(crate) running: Option<RunningMachine>,
     /// Process that waits for the end of this daemon; none while the lock is held.
     pub(super) waiting: Option<WaitingProcess>,
-    /// Process that has the machine; none while the lock is held.
+    /// Process that has the machine; none while an operation holds the lock.
     pub(super) serving: Option<ServingProcess>,
 }
 
@@ -110,6 +110,17 @@ pub(crate) struct MachineLock<'a> {
 impl Machine {
     pub(crate) fn new(record: Record, live: Option<RunningMachine>) -> Self {
         let view = View::new(&record, live.as_ref(), None);
+        Self::viewed(record, live, view)
+    }
+
+    /// A machine that its own process has, of which `view` shows what is known.
+    pub(super) fn left(record: Record, view: View) -> Self {
+        let machine = Self::viewed(record, None, view);
+        machine.is_passed.store(true, Ordering::SeqCst);
+        machine
+    }
+
+    fn viewed(record: Record, live: Option<RunningMachine>, view: View) -> Self {
         Self {
             name: record.name.clone(),
             machine_type: record.config.machine.clone(),
@@ -171,19 +182,28 @@ impl Machine {
         }
         *turn = Some(LockHolder { purpose: on, operation });
         drop(turn);
-        Ok(self.locked(on, operation))
+        self.locked(on, operation)
     }
 
     /// Waits for the machine lock. For the daemon's own reactions (QEMU died), which have no caller to
     /// refuse.
     pub(crate) fn lock(&self, on: &'static str) -> MachineLock<'_> {
-        let mut turn = lock(&self.lock_holder);
-        while turn.is_some() {
-            turn = self.lock_released.wait(turn).unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let mut turn = lock(&self.lock_holder);
+            while turn.is_some() {
+                turn = self.lock_released.wait(turn).unwrap_or_else(PoisonError::into_inner);
+            }
+            *turn = Some(LockHolder { purpose: on, operation: None });
+            drop(turn);
+            match self.locked(on, None) {
+                Ok(turn) => return turn,
+                Err(error) => {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::warn!(machine = %self.name, error, "still waiting for a {on}");
+                    std::thread::sleep(REST);
+                }
+            }
         }
-        *turn = Some(LockHolder { purpose: on, operation: None });
-        drop(turn);
-        self.locked(on, None)
     }
 
     /// Like [`Machine::try_lock_in_any_phase`], but a handover that waits for another host gives up its lock
@@ -210,16 +230,20 @@ impl Machine {
         self.resolving.load(Ordering::Acquire)
     }
 
-    fn locked(&self, on: &'static str, operation: Option<OperationId>) -> MachineLock<'_> {
-        let mut data = lock(&self.data);
-        data.waiting = None;
-        let serving = data.serving.take();
-        let was_passed = serving.is_some();
-        if let Some(process) = serving {
-            process.take_back(&mut data);
-        }
-        let turn = MachineLock { machine: self, data };
-        if was_passed {
+    /// The lock, once the machine is back from its process. If it stays there, the lock is released.
+    fn locked(
+        &self,
+        on: &'static str,
+        operation: Option<OperationId>,
+    ) -> Result<MachineLock<'_>, DaemonError> {
+        let mut turn = MachineLock { machine: self, data: lock(&self.data) };
+        turn.data.waiting = None;
+        if let Some(mut process) = turn.data.serving.take() {
+            let returned = process.take_back(&mut turn.data);
+            if returned.is_err() {
+                turn.data.serving = Some(process);
+            }
+            returned?;
             turn.publish();
         }
         self.end_passing();
@@ -231,7 +255,7 @@ impl Machine {
             self.report_state(&view.info.state);
         }
         drop(view);
-        turn
+        Ok(turn)
     }
 
     /// Whether its process may have the machine from now on: nobody uses it without the lock. Who comes later
@@ -258,9 +282,19 @@ impl Machine {
         is_passed && lock(&self.data).serving.is_some()
     }
 
-    /// Shows the machine without the parts that its own process has now, whose runtime directory is `slot`.
-    pub(super) fn show_passed(&self, slot: &Path) {
-        lock(&self.view).pass(TrafficView::InProcess(slot.to_owned()));
+    /// Shows the machine without the parts that its own process has now. Its runtime directory is `slot`.
+    pub(super) fn show_passed(&self, slot: &Path, process: MachineProcess) {
+        lock(&self.view).pass(slot, process);
+    }
+
+    /// Shows what the process of the machine reports.
+    pub(super) fn show_report(&self, report: &ProcessReport) {
+        lock(&self.view).show(report);
+    }
+
+    /// Has `process` count as the one that has the machine, as soon as it is registered.
+    pub(super) fn leave_to(&self, process: ServingProcess) {
+        lock(&self.data).serving = Some(process);
     }
 
     fn count_use(&self) -> Use {
@@ -379,6 +413,11 @@ impl Machine {
 }
 
 impl MachineData {
+    /// Whether its guest may request operations, which only a daemon carries out.
+    pub(super) fn needs_daemon(&self) -> bool {
+        !self.record.self_service.is_empty()
+    }
+
     /// Whether it runs here, and on no other host, and is not about to leave.
     pub(super) fn is_here(&self) -> bool {
         self.record.phase == Phase::Here && self.record.leaving.is_none()
@@ -399,8 +438,11 @@ impl MachineLock<'_> {
         Ok((record, live))
     }
 
-    /// Updates the view; `drop` does so too.
+    /// Updates the view; `drop` does so too. That of a machine that its own process has stays as it is.
     pub(crate) fn publish(&self) {
+        if self.data.serving.is_some() {
+            return;
+        }
         let operation = lock(&self.machine.lock_holder).as_ref().and_then(|working| working.operation);
         let now = View::new(&self.data.record, self.data.running.as_ref(), operation);
         let mut view = lock(&self.machine.view);

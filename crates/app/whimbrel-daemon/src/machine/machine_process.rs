@@ -29,7 +29,7 @@ use whimbrel_qemu::ProcessIdentity;
 use whimbrel_vm::{
     Given, MachineDescription, MachinePlace, PassError, RunningMachine, SwapLimits,
     channel::{Channel, ChannelError, Listener},
-    give, runtime_dir, take,
+    give, process_report, runtime_dir, take,
 };
 
 /// Verb of this program that has a machine.
@@ -49,7 +49,7 @@ pub(super) const LIMITS: SwapLimits = SwapLimits {
 };
 
 /// Time for a process that has waited to have the machine, once its daemon has ended.
-const TAKE_UP: Duration = Duration::from_secs(20);
+pub(super) const TAKE_UP: Duration = Duration::from_secs(20);
 /// Pause between attempts to connect to it.
 const RETRY: Duration = Duration::from_millis(5);
 
@@ -109,8 +109,12 @@ impl Daemon {
         given.map(Some).map_err(|error| error_chain(&error))
     }
 
-    /// Takes a machine back from the process that an earlier daemon left it to. None if there is none, or if
-    /// the machine did not pass: then that process has ended, and the machine is to be adopted.
+    /// Takes a machine back from the process that has it. None if there is none, or if the machine did not
+    /// pass and that process hangs or speaks another version: then it has ended, and the machine is to be
+    /// adopted.
+    ///
+    /// # Errors
+    /// If the machine did not pass, and the process goes on with it.
     pub(super) fn take_from_process(
         &self,
         record: &Record,
@@ -124,6 +128,10 @@ impl Daemon {
             |description: &MachineDescription| Ok(self.place_of(record, process, description)?);
         let channel = connect(&slot);
         let taken = channel.and_then(|channel| take(&channel, &LIMITS, &find_place, &mut |_| {}));
+        let taken = match taken {
+            Err(source) if goes_on(&slot, &source) => return Err(DaemonError::Pass { source }),
+            taken => taken,
+        };
         // The process has nothing more to do, or must not do it.
         let has_ended = runtime_dir::end_machine_process(&slot);
         match taken {
@@ -154,6 +162,12 @@ impl Daemon {
         let (memory, template) = self.reservation_of_adopted(record, process)?;
         Ok(MachinePlace { setup, memory, template })
     }
+}
+
+/// Whether the process that did not pass its machine on goes on with it. One that speaks another version does
+/// not pass it later either.
+fn goes_on(slot: &Path, why: &PassError) -> bool {
+    !why.is_other_version() && process_report::ask(slot).is_ok()
 }
 
 /// Connects to the process that has the machine. One that has waited for it may just be taking it up.

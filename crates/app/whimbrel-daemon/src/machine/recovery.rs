@@ -25,12 +25,13 @@ const RETURN_RETRY: Duration = Duration::from_millis(500);
 const AT_START: &str = "when the daemon restarted";
 
 impl Daemon {
-    /// Adopts every machine that has a record. A machine that cannot be adopted is shown as crashed, with the
-    /// reason, and does not keep the others from being found; neither does one whose record cannot be read.
+    /// Adopts every machine that has a record; with `machine_processes`, all but those that a process has. A
+    /// machine that cannot be adopted is shown as crashed, with the reason, and does not keep the others from
+    /// being found; neither does one whose record cannot be read.
     ///
     /// # Errors
     /// If the folders of machines cannot be listed: then no machine is known, and no name is free.
-    pub(crate) fn recover_machines(self: &Arc<Self>) -> Result<(), DaemonError> {
+    pub(crate) fn recover_machines(self: &Arc<Self>, machine_processes: bool) -> Result<(), DaemonError> {
         let FoundMachines { records, mut unreadable } = folder::load_all(&self.directories)?;
         let records = self.protections.hold(records, &mut unreadable);
         for (name, reason) in &unreadable {
@@ -68,7 +69,7 @@ impl Daemon {
             if record.phase == Phase::Here {
                 self.tunnels.end_unused(&record.name, &record.config);
             }
-            self.recover(record);
+            self.recover(record, machine_processes);
         }
         if all_known {
             self.protections.remove_loading_records();
@@ -86,7 +87,7 @@ impl Daemon {
         }
     }
 
-    fn recover(self: &Arc<Self>, mut record: Record) {
+    fn recover(self: &Arc<Self>, mut record: Record, machine_processes: bool) {
         let name = record.name.clone();
         if self.recover_protected(&record) {
             return;
@@ -100,19 +101,30 @@ impl Daemon {
             // connect once this daemon serves: it is adopted later.
             return self.recover_later(record);
         }
-        let mut live = match (&record.phase, &record.process) {
+        if machine_processes && waiting.is_none() {
+            let Some(not_left) = self.leave_to_earlier_process(record) else { return };
+            record = not_left;
+        }
+        let adopted = match (&record.phase, &record.process) {
             _ if waiting == Some(PausedIncoming::Unfinished) => None,
             (Phase::Here | Phase::HandedOver { .. } | Phase::Prepared { .. }, Some(process)) => {
-                match self.adopt_machine(&record, process) {
-                    Ok(live) => Some(live),
-                    Err(error) => {
-                        tracing::warn!(%name, error = &error as &dyn std::error::Error, "cannot adopt it");
-                        self.record_crash(&mut record, (AT_START, &error));
-                        None
-                    }
-                }
+                Some(self.adopt_machine(&record, process))
             }
             _ => None,
+        };
+        let mut live = match adopted {
+            Some(Ok(live)) => Some(live),
+            Some(Err(error)) => {
+                tracing::warn!(%name, error = &error as &dyn std::error::Error, "cannot adopt it");
+                if let DaemonError::Pass { .. } = error {
+                    // The process goes on with the machine, most likely.
+                    let Some(not_left) = self.leave_to_earlier_process(record) else { return };
+                    record = not_left;
+                }
+                self.record_crash(&mut record, (AT_START, &error));
+                None
+            }
+            None => None,
         };
         match (record.phase.clone(), waiting) {
             (Phase::Prepared { handover, .. }, Some(waiting)) => {
@@ -173,8 +185,15 @@ impl Daemon {
 
     /// Takes a machine back from its own process, or adopts it if that has ended, or records why it has ended
     /// itself.
-    pub(super) fn return_from_process(self: &Arc<Self>, machine: &Arc<Machine>, data: &mut MachineData) {
-        let Some(process) = data.record.process.clone() else { return };
+    ///
+    /// # Errors
+    /// If the process still has the machine, and goes on with it.
+    pub(super) fn return_from_process(
+        self: &Arc<Self>,
+        machine: &Arc<Machine>,
+        data: &mut MachineData,
+    ) -> Result<(), DaemonError> {
+        let Some(process) = data.record.process.clone() else { return Ok(()) };
         let lives = || {
             let identity = ProcessIdentity { pid: process.pid, start_time: process.started };
             ProcessIdentity::of(process.pid).is_ok_and(|now| now == identity)
@@ -194,6 +213,7 @@ impl Daemon {
         }
         match taken {
             Ok(live) => data.running = Some(self.continue_adopted(machine, &mut data.record, live)),
+            Err(error @ DaemonError::Pass { .. }) if lives() => return Err(error),
             Err(error) => {
                 let name = machine.name();
                 tracing::info!(%name, error = &error as &dyn std::error::Error, "it has ended");
@@ -203,6 +223,7 @@ impl Daemon {
                 }
             }
         }
+        Ok(())
     }
 
     /// Has a machine that was taken go on, and watches it.

@@ -59,7 +59,8 @@ impl Daemon {
 
     /// Finishes renames that an earlier daemon has begun.
     pub(crate) fn finish_renames(&self) {
-        for machine in self.machines.all() {
+        // A machine that its own process has runs, and is left there.
+        for machine in self.machines.all().into_iter().filter(|machine| !machine.is_with_process()) {
             // One that is busy runs or is between two hosts, and was not being renamed.
             let Ok(mut turn) = machine.try_lock_in_any_phase("rename", None) else { continue };
             let Some(was) = turn.record.was.clone() else { continue };

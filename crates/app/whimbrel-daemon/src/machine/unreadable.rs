@@ -74,6 +74,7 @@ fn describe(name: &MachineName, reason: &str) -> MachineInfo {
         disks: Vec::new(),
         nics: Vec::new(),
         pid: None,
+        process: None,
         since_ms: crate::now_ms(),
         origin: None,
         follows: None,
@@ -121,7 +122,7 @@ mod tests {
         let host =
             Daemon::open((name, None), layout(dir), Vec::new(), images, None, runtime.handle().clone())
                 .expect("a daemon");
-        host.recover_machines().expect("the folders can be listed");
+        host.recover_machines(true).expect("the folders can be listed");
         host
     }
 

@@ -5,13 +5,15 @@ use super::{
     console::ConsoleView,
     record::{DiskBase, Phase, Record},
 };
-use std::sync::Arc;
-use whimbrel_api::{DiskInfo, MachineInfo, MachineState, NicInfo, OperationId};
+use std::{path::Path, sync::Arc};
+use whimbrel_api::{DiskInfo, MachineInfo, MachineProcess, MachineState, NicInfo, OperationId};
 use whimbrel_capture::dirty_observer::DirtyObserver;
 use whimbrel_core::{ByteSize, CapsuleId, NicConfig};
 use whimbrel_migrate::postcopy::PageServer;
 use whimbrel_qemu::QemuGa;
-use whimbrel_vm::{PagerView, RunningMachine, TrafficView, TunnelView};
+use whimbrel_vm::{
+    PagerView, RunningMachine, RuntimeMark, TrafficView, TunnelView, process_report::ProcessReport,
+};
 
 /// The copy of a machine's state for readers.
 pub(super) struct View {
@@ -65,10 +67,35 @@ impl View {
         info
     }
 
-    /// Leaves out the parts that the machine's own process has now, which tells its `traffic`.
-    pub(super) fn pass(&mut self, traffic: TrafficView) {
+    /// The view of a machine that an earlier daemon left to `process`, which reports. Its runtime directory
+    /// is `slot`, and its output is in `console_log`.
+    pub(super) fn left(
+        record: &Record,
+        (slot, console_log): (&Path, &Path),
+        (process, report): (MachineProcess, &ProcessReport),
+    ) -> Self {
+        let mut view = Self::new(record, None, None);
+        let is_paused = RuntimeMark::PausedByUser.is_on(slot);
+        view.info.state = if is_paused { MachineState::Paused } else { MachineState::Running };
+        view.info.pid = record.process.as_ref().map(|qemu| qemu.pid);
+        view.show(report);
+        view.console = Some(ConsoleView::of_other(console_log));
+        view.pass(slot, process);
+        view
+    }
+
+    /// Shows what the machine's own process reports.
+    pub(super) fn show(&mut self, report: &ProcessReport) {
+        for (disk, owned) in self.info.disks.iter_mut().zip(&report.owned) {
+            disk.owned = ByteSize(*owned);
+        }
+    }
+
+    /// Leaves out the parts that the machine's own process has now.
+    pub(super) fn pass(&mut self, slot: &Path, process: MachineProcess) {
         (self.pager, self.qemu_ga, self.observer, self.page_server) = (None, None, None, None);
-        self.traffic = traffic;
+        self.traffic = TrafficView::InProcess(slot.to_owned());
+        self.info.process = Some(process);
     }
 }
 
@@ -129,6 +156,7 @@ fn describe(record: &Record, live: Option<&RunningMachine>, operation: Option<Op
         disks: disks.collect(),
         nics: nics.collect(),
         pid: live.map(RunningMachine::pid),
+        process: None,
         since_ms: record.since_ms,
         origin: record.origin,
         follows: record.last.or(record.origin),

@@ -18,6 +18,7 @@ use crate::{
     machine::{
         entry::{Machine, MachineData, RETURN},
         machine_process::{LIMITS, end, start_process},
+        serving_process::ServingProcess,
     },
 };
 use std::{
@@ -115,11 +116,16 @@ impl Daemon {
             if !has_one {
                 return self.have_process_wait(machine, &mut data);
             }
-            if machine.is_long_at_rest() {
+            if machine.is_long_at_rest() && !data.needs_daemon() {
                 self.pass_to_process(machine, &mut data);
             }
         }
-        if data.serving.as_mut().is_some_and(|process| process.is_over()) {
+        let report = data.serving.as_mut().and_then(ServingProcess::next_report);
+        if let Some(report) = &report {
+            machine.show_report(report);
+            self.addresses.note_reported(machine, report);
+        }
+        if data.serving.as_mut().is_some_and(ServingProcess::is_over) {
             drop(data);
             // The lock takes the machine back. Somebody who has it already has done so.
             drop(machine.try_lock_in_any_phase(RETURN, None));

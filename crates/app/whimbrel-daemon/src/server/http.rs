@@ -150,6 +150,7 @@ fn machine_routes(calls: Calls) -> Calls {
         Stop (name: MachineName) (request: StopRequest) => move |host| host.stop(&name, request);
         Pause (name: MachineName) () => move |host| host.set_paused(&name, true);
         Unpause (name: MachineName) () => move |host| host.set_paused(&name, false);
+        Upgrade (name: MachineName) () => move |host| host.upgrade(&name);
         Settings (name: MachineName) (request: SettingsRequest) => move |host| host.change_settings(&name, &request);
         Rename (name: MachineName) (request: RenameRequest) => move |host| host.rename(&name, &request);
         Exec (name: MachineName) (request: ExecRequest) => move |host| host.exec(&name, &request);

@@ -44,6 +44,13 @@ impl Default for SwapLimits {
     }
 }
 
+impl PassError {
+    /// Whether the other process speaks another version of the messages.
+    pub fn is_other_version(&self) -> bool {
+        matches!(self, Self::Message(MessageError::Version { .. }))
+    }
+}
+
 /// Step of a swap that one side has just made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Step {

@@ -66,7 +66,10 @@ pub(super) fn send_offer(
     for (disk, served) in disks.iter().zip(runtime_dir.disks()) {
         let OverlayFiles { data, durable, live } = disk.files().map_err(PassError::Descriptors)?;
         let listener = served.listener().map_err(PassError::Descriptors)?;
-        let files = [data.into(), durable.into(), live.into(), listener.into()];
+        let base = disk.base_file().map(|base| base.descriptor()).transpose();
+        let base = base.map_err(PassError::Descriptors)?.map(OwnedFd::from);
+        let files: Vec<OwnedFd> =
+            [data.into(), durable.into(), live.into(), listener.into()].into_iter().chain(base).collect();
         send(channel, &Message::Disk, &files)?;
     }
     Ok(())

@@ -6,15 +6,12 @@ use crate::{
     channel::{Channel, ChannelError, Packet},
     message::{MAX_DISKS, MAX_PORTS, MachineOffer, MachineState, Message, decode, read_state},
     passable_port::PassablePort,
-    running::{BuiltMachine, OfferedMachine},
+    running::{BuiltMachine, OfferedDisk, OfferedMachine},
     swap::{Knowledge, NewAction, NewEvent, NewSide},
 };
 use std::{
     io,
-    os::{
-        fd::OwnedFd,
-        unix::net::{UnixListener, UnixStream},
-    },
+    os::{fd::OwnedFd, unix::net::UnixStream},
     path::PathBuf,
     time::Duration,
 };
@@ -203,13 +200,14 @@ impl Taking<'_> {
         Ok(())
     }
 
-    fn receive_disk(&self) -> Result<(OverlayFiles, UnixListener), PassError> {
+    fn receive_disk(&self) -> Result<OfferedDisk, PassError> {
         let (Message::Disk, descriptors) = self.receive()? else {
             return Err(PassError::Unexpected { what: "something between disks" });
         };
         let mut passed = Passed(descriptors.into_iter());
         let (data, durable, live) = (passed.next()?.into(), passed.next()?.into(), passed.next()?.into());
-        Ok((OverlayFiles { data, durable, live }, passed.next()?.into()))
+        let (files, listener) = (OverlayFiles { data, durable, live }, passed.next()?.into());
+        Ok(OfferedDisk { files, listener, base: passed.0.next().map(Into::into) })
     }
 
     fn receive_state(&mut self) -> Result<(), PassError> {

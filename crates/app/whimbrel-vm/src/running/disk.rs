@@ -12,6 +12,8 @@ use super::{
     tpm_disk::{TpmDisk, save_left},
 };
 use std::{
+    fs::File,
+    io,
     os::unix::fs::MetadataExt,
     path::Path,
     sync::{Arc, Weak},
@@ -40,8 +42,45 @@ pub struct RunningDisk {
     alignment: Option<PageAlignment>,
     /// The base, if some of its pages are on other hosts.
     remote: Option<Arc<RemoteDisk>>,
+    /// The base, if that is a file of the host.
+    base_file: Option<BaseFile>,
     /// The TPM whose state it has, if it is no disk of the guest.
     tpm: Option<TpmDisk>,
+}
+
+/// A base that is a file of the host, open. It passes to another process as it is: what lies at its path may
+/// have changed meanwhile.
+#[derive(Debug, Clone)]
+pub(crate) struct BaseFile {
+    file: Arc<File>,
+    /// Name of its content.
+    pub(crate) id: Digest,
+}
+
+impl BaseFile {
+    /// Opens the file and names its content without reading it: another inode, length or modification time is
+    /// other content.
+    fn open(path: &Path) -> io::Result<Self> {
+        let file = File::open(path)?;
+        let meta = file.metadata()?;
+        let stamp = (meta.dev(), meta.ino(), meta.len(), meta.mtime(), meta.mtime_nsec());
+        Ok(Self { file: Arc::new(file), id: Digest::of(format!("{stamp:?}").as_bytes()) })
+    }
+
+    /// The file that another process had open, with the content that it named `id`.
+    pub(crate) fn passed(file: File, id: Digest) -> Self {
+        Self { file: Arc::new(file), id }
+    }
+
+    /// Copy of its descriptor.
+    pub(crate) fn descriptor(&self) -> io::Result<File> {
+        self.file.try_clone()
+    }
+
+    fn device(&self, size: u64) -> Result<Arc<dyn Device>, Cause> {
+        let device = FileDevice::new(self.descriptor()?, true)?;
+        Ok(Arc::new(Padded::new(Arc::new(device), size)?))
+    }
 }
 
 pub(super) type RemoteDisks = Vec<(String, Arc<RemoteDisk>)>;
@@ -51,11 +90,16 @@ pub(super) struct BaseDisk {
     device: Arc<dyn Device>,
     id: Digest,
     remote: Option<Arc<RemoteDisk>>,
+    file: Option<BaseFile>,
 }
 
 impl BaseDisk {
-    /// Opens the base of disk `index`.
-    pub(super) fn open(setup: &MachineSetup, stall: &Arc<Stall>, index: usize) -> Result<Self, RunningError> {
+    /// Opens the base of disk `index`, which `passed` is if it is a file that another process had open.
+    pub(super) fn open(
+        setup: &MachineSetup,
+        stall: &Arc<Stall>,
+        (index, passed): (usize, Option<BaseFile>),
+    ) -> Result<Self, RunningError> {
         let name = format!("disk{index}");
         let size = setup.config.disks[index].size.0;
         let mut remote = None;
@@ -68,15 +112,25 @@ impl BaseDisk {
             }
             remote.insert(Arc::new(RemoteDisk::new(disk, stall.clone()))).clone()
         };
-        let opened = open_base(over, &setup.bases[index], size);
-        let (mut device, id) = opened.map_err(|source| RunningError::Disk { disk: name.clone(), source })?;
+        let failed = |source| RunningError::Disk { disk: name.clone(), source };
+        let file = match (&setup.bases[index], passed) {
+            (DiskBase::File { path }, None) => {
+                Some(BaseFile::open(path).map_err(|source| failed(source.into()))?)
+            }
+            (_, passed) => passed,
+        };
+        let opened = match &file {
+            Some(file) => file.device(size).map(|device| (device, file.id)),
+            None => open_base(over, &setup.bases[index], size),
+        };
+        let (mut device, id) = opened.map_err(failed)?;
         if let Some(fetcher) = &setup.fetcher {
             // Memory is the first array. The base has its former content again once the missing pages have
             // arrived.
             let missing = Arc::new(MissingDiskPages::new(device, fetcher.clone(), index + 1));
             device = remote.insert(Arc::new(RemoteDisk::new(missing, stall.clone()))).clone();
         }
-        Ok(Self { device, id, remote })
+        Ok(Self { device, id, remote, file })
     }
 }
 
@@ -101,14 +155,14 @@ impl RunningDisk {
         let name = format!("disk{index}");
         let failed = |source| RunningError::Disk { disk: name.clone(), source };
         let place = setup.dirs.overlay(&name);
-        let BaseDisk { device: base, id, remote } = BaseDisk::open(setup, stall, index)?;
+        let BaseDisk { device: base, id, remote, file } = BaseDisk::open(setup, stall, (index, None))?;
         let key = setup.images.overlay_key();
         let cow = match overlay {
             Overlay::New => Cow::create_with_key(&place, base, id, key.as_ref()),
             Overlay::Existing => Cow::open_with_key(&place, base, id, key.as_ref()),
         };
         let cow = cow.map_err(|source| failed(source.into()))?;
-        Self::over((setup, index), cow, remote, slot)
+        Self::over((setup, index), cow, (remote, file), slot)
     }
 
     /// Disk `index` of a machine of which another process has passed the overlay, with its state if that
@@ -123,13 +177,13 @@ impl RunningDisk {
         let key = setup.images.overlay_key();
         let cow = Cow::from_parts(files, state, base.device, base.id, key.as_ref());
         let cow = cow.map_err(|source| failed(source.into()))?;
-        Self::over((setup, index), cow, base.remote, slot)
+        Self::over((setup, index), cow, (base.remote, base.file), slot)
     }
 
     fn over(
         (setup, index): (&MachineSetup, usize),
         cow: Cow,
-        remote: Option<Arc<RemoteDisk>>,
+        (remote, base_file): (Option<Arc<RemoteDisk>>, Option<BaseFile>),
         slot: &RuntimeDir,
     ) -> Result<Self, RunningError> {
         let name = format!("disk{index}");
@@ -141,7 +195,7 @@ impl RunningDisk {
         served.map_err(|source| RunningError::Disk { disk: name.clone(), source: source.into() })?;
         let has_tpm = setup.config.tpm == u32::try_from(index).ok();
         let tpm = has_tpm.then(|| TpmDisk::new(throttle.clone(), slot.tpm_dir()));
-        Ok(Self { name, cow, tracked, mirrored, throttle, alignment: None, remote, tpm })
+        Ok(Self { name, cow, tracked, mirrored, throttle, alignment: None, remote, base_file, tpm })
     }
 
     /// Gives its state to a TPM that is about to start, if it is the disk of one.
@@ -164,6 +218,11 @@ impl RunningDisk {
     /// Copies of the open files of the overlay, for another process.
     pub(crate) fn files(&self) -> std::io::Result<OverlayFiles> {
         self.cow.files()
+    }
+
+    /// The base, if that is a file of the host.
+    pub(crate) fn base_file(&self) -> Option<&BaseFile> {
+        self.base_file.as_ref()
     }
 
     /// State that goes with the files, once nobody uses the disk.
@@ -354,8 +413,8 @@ pub(super) fn open_base(
     Ok(match base {
         DiskBase::Blank => (Arc::new(ZeroDevice { size }), Digest::of(b"blank")),
         DiskBase::File { path } => {
-            let file = FileDevice::open_read_only(path)?;
-            (Arc::new(Padded::new(Arc::new(file), size)?), file_id(path)?)
+            let file = BaseFile::open(path)?;
+            (file.device(size)?, file.id)
         }
         DiskBase::Image { root, cuts: None } => (over(*root, size / PAGE_SIZE as u64), *root),
         DiskBase::Image { root, cuts: Some(cuts) } => {
@@ -367,14 +426,6 @@ pub(super) fn open_base(
             (Arc::new(RawDisk::new(pages, cuts.clone())?), content_id(root, cuts))
         }
     })
-}
-
-/// Names the content of a file without reading it: another inode, length or modification time is other
-/// content.
-fn file_id(path: &Path) -> std::io::Result<Digest> {
-    let meta = std::fs::metadata(path)?;
-    let stamp = (meta.dev(), meta.ino(), meta.len(), meta.mtime(), meta.mtime_nsec());
-    Ok(Digest::of(format!("{stamp:?}").as_bytes()))
 }
 
 /// Names the content of an aligned disk: the pages alone do not tell where their bytes are on it.

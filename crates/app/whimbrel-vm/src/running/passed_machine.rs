@@ -5,15 +5,24 @@
 
 use super::{
     DiskBase, MachineDirs, MachineSetup, NetworkPort, ProcessRecord, Reservation, RunningDisk, RunningError,
-    RunningMachine, RunningMemory, Stall, Template, builder::MachineBuilder, capsule_images::store_error,
-    disk::BaseDisk, runtime_dir::RuntimeDir,
+    RunningMachine, RunningMemory, Stall, Template,
+    builder::MachineBuilder,
+    capsule_images::store_error,
+    disk::{BaseDisk, BaseFile},
+    runtime_dir::RuntimeDir,
 };
 use crate::{
     channel::{ChannelError, seal, unseal},
     exchange::PassError,
 };
 use serde::{Deserialize, Serialize};
-use std::{collections::BTreeMap, os::fd::OwnedFd, sync::Arc, thread};
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    os::{fd::OwnedFd, unix::net::UnixListener},
+    sync::Arc,
+    thread,
+};
 use whimbrel_alignment::PageAlignment;
 use whimbrel_block::{OverlayFiles, OverlayState};
 use whimbrel_capture::{Consumer, DirtyLog, dirty_observer::DirtyObserver};
@@ -21,7 +30,7 @@ use whimbrel_core::{CapsuleId, Digest, HostName, MachineConfig, MachineName};
 use whimbrel_machine::Machine as _;
 use whimbrel_net::PortFilter;
 use whimbrel_qemu::{Console, Qemu};
-use whimbrel_store::Pin;
+use whimbrel_store::{DataKey, MasterKeyError, Pin};
 
 /// Most bytes of a description: alignments of disks with many partitions are the largest part.
 const MAX_DESCRIPTION: u64 = 16 << 20;
@@ -39,17 +48,41 @@ pub struct MachineDescription {
     pub bases: Vec<DiskBase>,
     /// Folders of the machine.
     pub dirs: MachineDirs,
+    /// Data key of the store, if that is encrypted.
+    pub store_key: Option<StoreKey>,
     /// Capsule that it was resumed from.
     pub capsule: Option<CapsuleId>,
     /// Frames that each network port lets the guest send.
     pub port_filters: Vec<PortFilter>,
     /// QEMU process, its runtime directory and its kind of memory.
     pub process: ProcessRecord,
+    /// Name of the content of each disk's base, if that is a file, whose descriptor passes.
+    base_files: Vec<Option<Digest>>,
     /// Alignment in which the store reads each disk.
     alignments: Vec<Option<PageAlignment>>,
     /// Base images of the store's dirty sets, and the capsules that are to be pinned for them.
     stored: BTreeMap<String, Option<Digest>>,
     stored_in: [Option<CapsuleId>; 2],
+}
+
+/// Data key of a store on its way to another process. It passes in memory alone: a sealed file without a
+/// name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct StoreKey(pub DataKey);
+
+impl From<StoreKey> for String {
+    fn from(StoreKey(key): StoreKey) -> Self {
+        key.reveal()
+    }
+}
+
+impl TryFrom<String> for StoreKey {
+    type Error = MasterKeyError;
+
+    fn try_from(text: String) -> Result<Self, MasterKeyError> {
+        text.parse().map(Self)
+    }
 }
 
 /// What a machine needs of the process that it passes to.
@@ -81,6 +114,11 @@ impl MachineDescription {
 }
 
 impl RunningMachine {
+    /// Key of the store that it reads, if that is encrypted.
+    pub(crate) fn store_key(&self) -> Option<&DataKey> {
+        self.setup.images.store.data_key()
+    }
+
     /// Description for another process.
     pub(crate) fn description(&self) -> MachineDescription {
         let MachineSetup { host, name, config, bases, dirs, images, port_filters, .. } = &self.setup;
@@ -90,9 +128,11 @@ impl RunningMachine {
             config: config.clone(),
             bases: bases.clone(),
             dirs: dirs.clone(),
+            store_key: self.store_key().cloned().map(StoreKey),
             capsule: images.capsule,
             port_filters: port_filters.clone(),
             process: self.process_record(),
+            base_files: self.disks.iter().map(|disk| Some(disk.base_file()?.id)).collect(),
             alignments: self.disks.iter().map(|disk| disk.alignment().cloned()).collect(),
             stored: self.bases.clone(),
             stored_in: self.base_pins.each_ref().map(|pin| pin.as_ref().map(Pin::capsule)),
@@ -111,8 +151,6 @@ impl RunningMachine {
             (has(Consumer::Migration), "a move under way"),
             (has(Consumer::Standby), "a standby"),
             (self.guest.is_requesting(), "a request of its guest under way"),
-            // The key would have to pass, and stays where it is.
-            (self.setup.images.overlay_key().is_some(), "an encrypted store"),
         ];
         reasons.into_iter().find_map(|(is_so, what)| is_so.then_some(what))
     }
@@ -133,6 +171,15 @@ impl RunningMachine {
         self.paused = !runs;
         Ok(())
     }
+}
+
+/// Descriptors of a disk of another process.
+pub(crate) struct OfferedDisk {
+    pub(crate) files: OverlayFiles,
+    /// Socket on which QEMU connects.
+    pub(crate) listener: UnixListener,
+    /// The base, if that is a file.
+    pub(crate) base: Option<File>,
 }
 
 /// A machine of another process, of which all is open that can be while that one has it. Nothing acts.
@@ -166,23 +213,33 @@ impl OfferedMachine {
         description: MachineDescription,
         place: MachinePlace,
         attachment: whimbrel_memory::Attachment,
-        disks: Vec<(OverlayFiles, std::os::unix::net::UnixListener)>,
+        disks: Vec<OfferedDisk>,
     ) -> Result<Self, PassError> {
         let MachinePlace { setup, memory: reserved, template } = place;
         let image = description.image();
         let served = setup.config.disks.len().min(setup.bases.len());
         let is_same = setup.config == description.config && setup.bases == description.bases;
-        if !is_same || disks.len() != served || description.alignments.len() != served {
+        let counts = [disks.len(), description.alignments.len(), description.base_files.len()];
+        if !is_same || counts != [served; 3] {
             return Err(PassError::Unexpected { what: "the description of another machine" });
         }
-        let (files, listeners): (Vec<_>, Vec<_>) = disks.into_iter().unzip();
+        let (mut files, mut listeners, mut base_files) = (Vec::new(), Vec::new(), Vec::new());
+        for (disk, id) in disks.into_iter().zip(&description.base_files) {
+            files.push(disk.files);
+            listeners.push(disk.listener);
+            base_files.push(match (disk.base, id) {
+                (Some(file), Some(id)) => Some(BaseFile::passed(file, *id)),
+                (None, None) => None,
+                _ => return Err(PassError::Unexpected { what: "a base of another kind" }),
+            });
+        }
         let (dirs, slot) = (&setup.dirs.qemu.runtime_dirs, &description.process.slot);
         let mut runtime_dir = RuntimeDir::passed(dirs, slot, (&setup.config, reserved), listeners);
         template.into_iter().for_each(|template| runtime_dir.hold_template(template));
         let memory = RunningMemory::passed(attachment, &setup, &runtime_dir, image)?;
         let builder = MachineBuilder::of_passed(setup, image);
-        let open = |index| BaseDisk::open(&builder.setup, &builder.stall, index);
-        let bases = (0..served).map(open).collect::<Result<_, _>>()?;
+        let open = |base| BaseDisk::open(&builder.setup, &builder.stall, base);
+        let bases = base_files.into_iter().enumerate().map(open).collect::<Result<_, _>>()?;
         let origin = builder.pin_origin()?;
         let pin = |id: CapsuleId| builder.setup.images.store.pin(&id);
         let [first, second] = description.stored_in.map(|id| id.map(&pin).transpose());

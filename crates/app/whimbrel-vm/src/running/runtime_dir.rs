@@ -39,8 +39,8 @@ const MACHINE_PROCESS: &str = "machine-process";
 
 /// Socket of that process, on which it passes the machine.
 const SWAP: &str = "swap";
-/// Socket of that process, on which it tells the traffic of the machine.
-const TRAFFIC: &str = "traffic";
+/// Socket of that process, on which it reports.
+const REPORT: &str = "report";
 
 /// Directory in which the TPM of the machine works, and the file with its pid and start time.
 const TPM: &str = "tpm";
@@ -365,9 +365,9 @@ pub fn swap_socket(slot: &Path) -> PathBuf {
     slot.join(SWAP)
 }
 
-/// Socket on which the process that has a machine tells its traffic.
-pub(crate) fn traffic_socket(slot: &Path) -> PathBuf {
-    slot.join(TRAFFIC)
+/// Socket on which the process that has a machine reports.
+pub(crate) fn report_socket(slot: &Path) -> PathBuf {
+    slot.join(REPORT)
 }
 
 /// Records the machine process that is about to get the machine of a runtime directory.
@@ -378,6 +378,11 @@ pub fn record_machine_process(slot: &Path, process: ProcessIdentity) -> Result<(
 fn write_process(path: &Path, process: ProcessIdentity) -> Result<(), RunningError> {
     let written = fs::write(path, format!("{} {}", process.pid, process.start_time));
     written.map_err(|source| RunningError::io("write", path, source))
+}
+
+/// The machine process that is recorded in a runtime directory, if it lives for certain.
+pub(crate) fn machine_process(slot: &Path) -> Option<QemuProcess> {
+    recorded_process(slot, MACHINE_PROCESS).ok().flatten()
 }
 
 /// Whether a machine process that lives, or may, is recorded in a runtime directory.
@@ -393,9 +398,16 @@ pub fn end_machine_process(slot: &Path) -> bool {
     }
     // Absent for most QEMUs.
     let wanted = RuntimeMark::Wanted.path(slot);
-    [MACHINE_PROCESS, SWAP, TRAFFIC].iter().for_each(|file| drop(fs::remove_file(slot.join(file))));
+    [MACHINE_PROCESS, SWAP, REPORT].iter().for_each(|file| drop(fs::remove_file(slot.join(file))));
     drop(fs::remove_file(wanted));
     true
+}
+
+/// Ends every machine process of these runtime directories. Their machines are to be adopted.
+pub fn end_machine_processes(runtime_dirs: &Path) {
+    for entry in fs::read_dir(runtime_dirs).into_iter().flatten().flatten() {
+        end_machine_process(&entry.path());
+    }
 }
 
 /// Ends the QEMU of an unused runtime directory and removes the directory.

@@ -58,7 +58,7 @@ impl TrafficView {
                     disks: disks.iter().filter_map(disk).collect(),
                 }
             }
-            Self::InProcess(slot) => crate::told_traffic::ask(slot).unwrap_or_default(),
+            Self::InProcess(slot) => crate::process_report::traffic(slot),
         }
     }
 }

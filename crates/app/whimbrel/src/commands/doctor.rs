@@ -59,7 +59,7 @@ impl Args {
             return examine(context, data);
         }
         let mut checks = checks(context.client.socket());
-        checks.extend(records(context));
+        checks.extend(machines(context));
         let (failed, made) =
             (checks.iter().filter(|check| check.verdict == CheckStatus::Fail).count(), checks.len());
         context.output.result(&Report { healthy: failed == 0, checks }, text)?;
@@ -91,11 +91,34 @@ fn data_text(report: &DataReport) -> String {
     table(["FILE", "WHAT", "FOUND", "FIX"], report.damaged.iter().map(cells), "no damaged files")
 }
 
-/// Checks the records of machines; none without a daemon that answers.
-fn records(context: &Context) -> Option<Check> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
-    let machines = async { tokio::time::timeout(PATIENCE, context.client.machines()).await };
-    Some(unreadable(&runtime.block_on(machines).ok()?.ok()?))
+/// Checks the machines; nothing without a daemon that answers.
+fn machines(context: &Context) -> Vec<Check> {
+    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
+        return Vec::new();
+    };
+    let found = async {
+        let machines = tokio::time::timeout(PATIENCE, context.client.machines()).await.ok()?.ok()?;
+        let host = tokio::time::timeout(PATIENCE, context.client.host()).await.ok()?.ok()?;
+        Some((machines, host))
+    };
+    let Some((machines, host)) = runtime.block_on(found) else { return Vec::new() };
+    vec![unreadable(&machines), versions(&machines, &host.version)]
+}
+
+/// Compares the versions of machine processes with that of the daemon.
+fn versions(machines: &[MachineInfo], daemon: &str) -> Check {
+    let served = |machine: &&MachineInfo| machine.process.is_some();
+    let (processes, other) = (machines.iter().filter(served), |machine: &&MachineInfo| {
+        machine.process.as_ref().is_some_and(|process| process.version != daemon)
+    });
+    let count = processes.clone().count();
+    let others: Vec<String> = processes.filter(other).map(|machine| machine.name.to_string()).collect();
+    if others.is_empty() {
+        return Check::ok("processes", format!("{count} of machines at rest, all of version {daemon}"));
+    }
+    let found = format!("of another version than {daemon}: {}", others.join(", "));
+    let fix = "`whimbrel upgrade --all`, which stops each guest for some milliseconds";
+    Check::bad("processes", CheckStatus::Warn, found, fix)
 }
 
 fn unreadable(machines: &[MachineInfo]) -> Check {

@@ -32,7 +32,7 @@ Settings file (TOML); options on the command line override it:
   api_listen = \"10.0.0.1:7443\"
   web = \"127.0.0.1:7480\"
   metrics_listen = \"127.0.0.1:7490\"
-  machine_processes = true
+  machine_processes = false
   encrypt = true
   key_command = \"vault kv get -field=key kv/whimbrel\"
   api_groups = { operators = \"operator\", adm = \"viewer\" }";
@@ -93,10 +93,10 @@ pub(crate) struct Args {
     /// Command line that prints the master key
     #[arg(long, value_name = "COMMAND", conflicts_with = "key_file")]
     key_command: Option<String>,
-    /// Have a process for each machine that serves it at rest and while there is no daemon: a restart stops
-    /// the guest for milliseconds, and it goes on if the daemon hangs or is killed
+    /// Serve machines in the daemon alone: without a process for each machine at rest, guests stand still
+    /// while the daemon hangs, or there is none
     #[arg(long)]
-    machine_processes: bool,
+    no_machine_processes: bool,
     /// Settings file [default: /etc/whimbrel/host.toml, if it exists]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -128,7 +128,7 @@ impl Args {
             encrypt: self.encrypt.then_some(true),
             key_file: self.key_file,
             key_command: self.key_command,
-            machine_processes: self.machine_processes.then_some(true),
+            machine_processes: self.no_machine_processes.then_some(false),
             api_groups: (!self.api_group.is_empty()).then(|| self.api_group.into_iter().collect()),
         };
         let settings = options.over(file);
@@ -154,7 +154,7 @@ impl Args {
             api_groups: settings.api_groups.unwrap_or_default().into_iter().collect(),
             listen: settings.listen,
             metrics: settings.metrics_listen,
-            machine_processes: settings.machine_processes.unwrap_or_default(),
+            machine_processes: settings.machine_processes.unwrap_or(true),
             accel: settings.accel,
             run_dir: settings.run_dir.unwrap_or_else(|| format!("/dev/shm/whimbrel-{name}").into()),
             socket: settings.socket.unwrap_or_else(|| DEFAULT_SOCKET.into()),

@@ -51,6 +51,7 @@ pub(crate) mod token;
 pub(crate) mod top;
 pub(crate) mod trust;
 pub(crate) mod untag;
+pub(crate) mod upgrade;
 pub(crate) mod vm;
 
 pub(crate) use short_verbs::{

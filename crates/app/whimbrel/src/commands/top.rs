@@ -96,14 +96,21 @@ async fn poll(context: &Context, before: &mut Before) -> Result<Look, CliError> 
 impl Before {
     fn usage(&mut self, machine: MachineInfo) -> Usage {
         let now = Instant::now();
-        let cpu = machine.pid.and_then(cpu_time);
+        let cpu = sum(&machine, cpu_time);
         let last = cpu.and_then(|cpu| self.0.insert(machine.name.clone(), (now, cpu)));
         let cpu_percent = cpu.zip(last).map(|(cpu, (then, last))| {
             let elapsed = now.duration_since(then).as_secs_f64().max(1e-3);
             100.0 * cpu.saturating_sub(last).as_secs_f64() / elapsed
         });
-        Usage { cpu_percent, resident_bytes: machine.pid.and_then(resident), machine }
+        Usage { cpu_percent, resident_bytes: sum(&machine, resident), machine }
     }
+}
+
+/// Sum over QEMU and the process of its own that serves the machine, as far as they live.
+fn sum<T: std::iter::Sum>(machine: &MachineInfo, of: fn(u32) -> Option<T>) -> Option<T> {
+    let qemu = machine.pid.and_then(of)?;
+    let process = machine.process.as_ref().and_then(|process| of(process.pid));
+    Some([Some(qemu), process].into_iter().flatten().sum())
 }
 
 /// User and system time of a process (proc_pid_stat(5), fields 14 and 15, counted after the name in

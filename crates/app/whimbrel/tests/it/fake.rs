@@ -117,6 +117,7 @@ fn router(script: Arc<Script>) -> Router {
         .route(routes::MACHINE_STOP, post(machine))
         .route(routes::MACHINE_PAUSE, post(refuse))
         .route(routes::MACHINE_UNPAUSE, post(machine))
+        .route(routes::MACHINE_UPGRADE, post(machine))
         .route(routes::MACHINE_BALLOON, post(machine))
         .route(routes::MACHINE_RENAME, post(machine))
         .route(routes::MACHINE_SETTINGS, post(machine))

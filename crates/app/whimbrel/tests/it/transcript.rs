@@ -10,6 +10,7 @@ const VERBS: &[&str] = &[
     "run web --memory 1M --disk /img/web.img,size=8K --net br0",
     "stop web",
     "unpause web",
+    "upgrade web",
     "inspect web",
     "set web --autostart 1 --restart always:3 --label tier=front --unlabel owner",
     "rename old web",

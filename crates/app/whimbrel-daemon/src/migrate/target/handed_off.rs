@@ -163,7 +163,7 @@ mod tests {
             Some(ProcessRecord { pid: 1, started: 0, slot, lazy: false, memory: None, ram: RamFile::Own });
         coming.save(&daemon.directories).unwrap();
         daemon.machines.remove(&name);
-        daemon.recover_machines().unwrap();
+        daemon.recover_machines(true).unwrap();
         assert_eq!(recorded(&daemon, &name), before);
         assert_eq!(state(&daemon, &name), MachineState::HandedOff { to: host("beta") });
     }

@@ -222,6 +222,7 @@ fn describe(note: &HomeRecord, tunnel: TunnelInfo) -> MachineInfo {
         disks: config.disks.iter().map(|config| disk(config.size)).collect(),
         nics: config.nics.iter().map(nic).collect(),
         pid: None,
+        process: None,
         since_ms: *since_ms,
         origin: None,
         follows: None,

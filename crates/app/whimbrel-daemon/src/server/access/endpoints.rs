@@ -100,6 +100,7 @@ endpoints! {
     Stop = POST MACHINE_STOP: Operator Objects, "stop";
     Pause = POST MACHINE_PAUSE: Operator Objects, "pause";
     Unpause = POST MACHINE_UNPAUSE: Operator Objects, "unpause";
+    Upgrade = POST MACHINE_UPGRADE: Operator Objects, "upgrade";
     Settings = POST MACHINE_SETTINGS: Operator Objects, "set";
     Rename = POST MACHINE_RENAME: Operator Objects, "rename";
     Balloon = POST MACHINE_BALLOON: Operator Objects, "balloon";

@@ -1,0 +1,215 @@
+//! Report of a machine process: whoever connects to its socket is told, in one packet, what the process is
+//! and what its machine has read and written. The daemon asks when it starts, when its metrics are read, and
+//! now and then, to find out whether the process hangs; the machine notices nothing of it.
+
+use crate::{
+    RunningMachine,
+    channel::{Channel, ChannelError},
+    running::Traffic,
+    runtime_dir,
+};
+use serde::{Deserialize, Serialize};
+use std::{
+    error::Error,
+    io::ErrorKind,
+    net::IpAddr,
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+use whimbrel_qemu::QemuProcess;
+
+/// Question for the report; its content says nothing.
+const QUESTION_TEXT: &[u8] = b"?";
+/// Time for a process to answer.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// Time for a process that has connected to ask, while nobody else is served.
+const QUESTION: Duration = Duration::from_millis(100);
+/// Time for qemu-ga in a guest to answer.
+const GUEST: Duration = Duration::from_millis(500);
+/// Shortest and longest pause before it is asked again.
+const SILENT_MIN: Duration = Duration::from_secs(10);
+const SILENT_MAX: Duration = Duration::from_secs(300);
+/// Pause before a process is asked again that is just taking its machine.
+const RETRY: Duration = Duration::from_millis(5);
+
+/// What a machine process says of itself and of the machine that it has.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct ProcessReport {
+    /// Version of its program.
+    pub version: String,
+    /// Name of the key with which it reads the store; none if it reads one that is not encrypted.
+    pub store_key: Option<String>,
+    /// Counters of the machine.
+    pub traffic: Traffic,
+    /// Bytes of each disk that may differ from its base, in the order of the disks.
+    pub owned: Vec<u64>,
+    /// Network interfaces of the guest as qemu-ga said last, each as its hardware address and its addresses.
+    #[serde(default)]
+    pub interfaces: Vec<(String, Vec<IpAddr>)>,
+}
+
+/// What qemu-ga in a guest says of its interfaces, asked between two reports.
+pub(crate) struct AskedGuest {
+    interfaces: Vec<(String, Vec<IpAddr>)>,
+    next: Instant,
+    silence: Duration,
+}
+
+impl Default for AskedGuest {
+    fn default() -> Self {
+        Self { interfaces: Vec::new(), next: Instant::now(), silence: SILENT_MIN }
+    }
+}
+
+impl AskedGuest {
+    /// Asks the guest of `machine` again, if it is time. One that is silent is asked less and less often.
+    pub(crate) fn ask_again(&mut self, machine: &RunningMachine) {
+        let Some(ga) = machine.qemu_ga.as_ref().filter(|_| Instant::now() >= self.next) else { return };
+        let answer = ga.session(GUEST).and_then(|mut session| session.interfaces());
+        let pause = match answer {
+            Ok(interfaces) => {
+                let with_mac = interfaces.into_iter().filter_map(|it| Some((it.mac?, it.addresses)));
+                self.interfaces = with_mac.collect();
+                self.silence = SILENT_MIN;
+                SILENT_MIN
+            }
+            Err(_) => {
+                self.interfaces.clear();
+                let longer = (self.silence * 2).min(SILENT_MAX);
+                std::mem::replace(&mut self.silence, longer)
+            }
+        };
+        self.next = Instant::now() + pause;
+    }
+}
+
+impl ProcessReport {
+    /// What this process says of `machine`, which it has, and whose guest it has asked.
+    pub(crate) fn of(machine: &RunningMachine, guest: &AskedGuest) -> Self {
+        Self {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            store_key: machine.store_key().map(|key| key.id().to_string()),
+            traffic: machine.traffic().read(),
+            owned: machine.disks.iter().map(crate::RunningDisk::allocated_bytes).collect(),
+            interfaces: guest.interfaces.clone(),
+        }
+    }
+
+    /// Sends this to the process at the other end of `channel`, once it has asked: it cannot see whose end of
+    /// the channel is closed already.
+    pub(crate) fn send_to(&self, channel: &Channel) {
+        // Always encodable: numbers and names.
+        let text = serde_json::to_vec(self).unwrap_or_default();
+        let told = channel.receive(QUESTION).and_then(|_| channel.send(&text, &[]));
+        if let Err(error) = told {
+            tracing::debug!(error = &error as &dyn Error, "could not report to another process");
+        }
+    }
+}
+
+/// The process that has the machine of the runtime directory `slot`, and its report. Waits for one that is
+/// just taking the machine, at most for `patience`. None if there is no process, or if it does not answer.
+pub fn find(slot: &Path, patience: Duration) -> Option<(QemuProcess, ProcessReport)> {
+    let process = runtime_dir::machine_process(slot)?;
+    let deadline = Instant::now() + patience;
+    loop {
+        match ask(slot) {
+            Ok(report) => return Some((process, report)),
+            Err(error) if is_unheard(&error) && process.is_alive() && Instant::now() < deadline => {
+                thread::sleep(RETRY);
+            }
+            Err(error) => {
+                let error = &error as &dyn Error;
+                tracing::warn!(slot = %slot.display(), error, "the process of a machine does not answer");
+                return None;
+            }
+        }
+    }
+}
+
+/// Counters of the machine that another process has; none if it does not answer.
+pub(crate) fn traffic(slot: &Path) -> Traffic {
+    let log = |error: &ChannelError| {
+        tracing::debug!(error = error as &dyn Error, "the process of a machine does not answer");
+    };
+    ask(slot).inspect_err(log).unwrap_or_default().traffic
+}
+
+/// Report of the process that has the machine of a runtime directory, within a second.
+///
+/// # Errors
+/// If it does not answer.
+pub fn ask(slot: &Path) -> Result<ProcessReport, ChannelError> {
+    let channel = Channel::connect_within(&runtime_dir::report_socket(slot), PATIENCE)?;
+    channel.send(QUESTION_TEXT, &[])?;
+    let answer = channel.receive(PATIENCE)?;
+    let unreadable =
+        |source: serde_json::Error| ChannelError::Io { action: "understand", source: source.into() };
+    serde_json::from_slice(&answer.bytes).map_err(unreadable)
+}
+
+/// Whether nobody listens on the socket.
+fn is_unheard(error: &ChannelError) -> bool {
+    let is_so = |kind| matches!(kind, ErrorKind::NotFound | ErrorKind::ConnectionRefused);
+    matches!(error, ChannelError::Io { source, .. } if is_so(source.kind()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{TrafficView, channel::Listener};
+    use whimbrel_qemu::ProcessIdentity;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn a_process_that_hangs_or_is_gone_reports_nothing() {
+        let slot = tempfile::tempdir().unwrap();
+        assert!(is_unheard(&ask(slot.path()).unwrap_err()), "nobody listens");
+        let listener = Listener::bind(&runtime_dir::report_socket(slot.path())).unwrap();
+        // More than the kernel lets wait.
+        for _ in 0..4 {
+            assert!(!is_unheard(&ask(slot.path()).unwrap_err()), "somebody listens");
+        }
+        drop(listener);
+        assert!(is_unheard(&ask(slot.path()).unwrap_err()), "nobody listens any more");
+        assert_eq!(TrafficView::InProcess(slot.path().to_owned()).read(), Traffic::default());
+    }
+
+    #[test]
+    fn a_process_reports_to_whoever_asks() {
+        let slot = tempfile::tempdir().unwrap();
+        let listener = Listener::bind(&runtime_dir::report_socket(slot.path())).unwrap();
+        let report = ProcessReport { version: "1.2.3".into(), owned: vec![4096], ..ProcessReport::default() };
+        for _ in 0..200 {
+            let asked = thread::scope(|scope| {
+                scope.spawn(|| report.send_to(&listener.accept(10 * SECOND).unwrap()));
+                ask(slot.path()).unwrap()
+            });
+            assert_eq!(asked, report);
+        }
+    }
+
+    #[test]
+    fn a_process_that_is_just_taking_its_machine_is_waited_for_and_one_that_hangs_is_not() {
+        let slot = tempfile::tempdir().unwrap();
+        let own = ProcessIdentity::of(std::process::id()).unwrap();
+        assert!(find(slot.path(), SECOND).is_none(), "no process is recorded");
+        runtime_dir::record_machine_process(slot.path(), own).unwrap();
+        assert!(find(slot.path(), SECOND / 10).is_none(), "it never takes the machine");
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                thread::sleep(SECOND / 10);
+                let listener = Listener::bind(&runtime_dir::report_socket(slot.path())).unwrap();
+                ProcessReport::default().send_to(&listener.accept(10 * SECOND).unwrap());
+            });
+            let (process, report) = find(slot.path(), 10 * SECOND).expect("a process that has the machine");
+            assert_eq!((process.identity(), report), (own, ProcessReport::default()));
+        });
+        let _hangs = Listener::bind(&runtime_dir::report_socket(slot.path())).unwrap();
+        let before = Instant::now();
+        assert!(find(slot.path(), 600 * SECOND).is_none(), "it does not answer");
+        assert!(before.elapsed() < 60 * SECOND, "it was waited for");
+    }
+}
