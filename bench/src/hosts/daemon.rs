@@ -25,7 +25,7 @@ pub(crate) struct Daemon {
     run_dir: PathBuf,
     socket: PathBuf,
     network: Namespace,
-    /// Whether it leaves machines to processes of their own when it is told to stop.
+    /// Whether machines have processes of their own.
     machine_processes: bool,
     /// `unshare` over the first process of the PID namespace: when that ends, the kernel ends all the others.
     /// Absent only while the host is down.
@@ -46,7 +46,7 @@ impl Daemon {
             run_dir: memory.join(name),
             socket: memory.join(format!("{name}.sock")),
             network: Namespace::clone(place),
-            machine_processes: false,
+            machine_processes: true,
             init: None,
             process: None,
         };
@@ -89,9 +89,9 @@ impl Daemon {
         Ok(())
     }
 
-    /// Lets daemons of this host that are told to stop leave machines to processes, from the next one on.
-    pub(crate) fn use_machine_processes(&mut self) {
-        self.machine_processes = true;
+    /// Has daemons of this host serve machines themselves, from the next one on.
+    pub(crate) fn refuse_machine_processes(&mut self) {
+        self.machine_processes = false;
     }
 
     /// Tells the daemon to stop, and waits for its end. Its machines live on.
@@ -136,8 +136,8 @@ impl Daemon {
         command.args(["host", "--name", &self.name, "--listen", &self.address, "--web", WEB]);
         command.arg("--data").arg(&self.data).arg("--run-dir").arg(&self.run_dir);
         command.arg("--socket").arg(&self.socket).env("RUST_LOG", "info");
-        if self.machine_processes {
-            command.arg("--machine-processes");
+        if !self.machine_processes {
+            command.arg("--no-machine-processes");
         }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         let mut process = self.network.start(command)?;

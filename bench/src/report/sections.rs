@@ -78,6 +78,11 @@ const PROCESSES: Section = Section {
             "Longest write to a disk in the guest, while the daemon is killed and started again and again, less that of a quiet minute.",
         ),
         (
+            "daemon.gone.soon",
+            "The same for kills right after an operation, when no process has the machine yet.",
+        ),
+        ("vm.epoch", "Epochs of a protection on hosts with processes for machines, beside hosts without."),
+        (
             "vm.start",
             "By how much a warm resume takes longer on a host with processes for machines than on one without.",
         ),

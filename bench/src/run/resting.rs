@@ -20,14 +20,9 @@ const COUNTED: Duration = Duration::from_secs(60);
 /// Until all of them have passed to their processes.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// A host with so many machines that rest, each with a process of its own if `processes` says so.
-pub(super) fn at_rest(machines: usize, processes: bool) -> Result<Hosts> {
-    let mut hosts = Hosts::start(&["alpha"])?;
-    if processes {
-        let alpha = hosts.get_mut("alpha")?;
-        alpha.use_machine_processes();
-        alpha.restart()?;
-    }
+/// A host with so many machines that rest, each with a process of its own.
+pub(super) fn at_rest(machines: usize) -> Result<Hosts> {
+    let hosts = Hosts::start(&["alpha"])?;
     let alpha = hosts.get("alpha")?;
     let options = GuestOptions { buffer_mib: 1, work: Work::Resting, ..GuestOptions::default() };
     Machine::small(MEMORY, options).run(alpha, "origin")?;
@@ -40,7 +35,7 @@ pub(super) fn at_rest(machines: usize, processes: bool) -> Result<Hosts> {
     sleep(SETTLE);
     let passed = || alpha.log_text().matches("at rest: its own process has it").count();
     let deadline = Instant::now() + PATIENCE;
-    while processes && passed() < machines {
+    while passed() < machines {
         ensure!(Instant::now() < deadline, "{} of {machines} have processes: {}", passed(), alpha.account());
         sleep(Duration::from_secs(1));
     }
@@ -50,7 +45,7 @@ pub(super) fn at_rest(machines: usize, processes: bool) -> Result<Hosts> {
 /// Memory and processor time of the daemon.
 pub(crate) fn run(context: &Context) -> Result<Vec<Row>> {
     let machines = if context.quick { AT_ONCE } else { 300 };
-    let hosts = at_rest(machines, false)?;
+    let hosts = at_rest(machines)?;
     let alpha = hosts.get("alpha")?;
     let (cpu, begun) = (alpha.cpu()?, Instant::now());
     sleep(COUNTED);

@@ -17,7 +17,7 @@ mod takeover;
 
 pub(super) use guest::disk as server_disk;
 pub(super) use kills::{ALL_VICTIMS, Kills, Switch, disturb};
-pub(super) use site::{NAME, Site};
+pub(super) use site::{NAME, Site, figure};
 
 use super::Experiment;
 

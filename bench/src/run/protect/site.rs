@@ -47,11 +47,25 @@ impl Site {
 
     /// With the small guest.
     pub(in crate::run) fn small(memory: ByteSize, work: Work) -> Result<Self> {
-        let site = Self::bare()?;
+        Self::bare()?.with_small(memory, work)
+    }
+
+    /// The same, where machines have no processes of their own.
+    pub(in crate::run) fn small_without_processes(memory: ByteSize, work: Work) -> Result<Self> {
+        let mut site = Self::bare()?;
+        for name in ["alpha", "beta", "gamma"] {
+            let host = site.hosts.get_mut(name)?;
+            host.refuse_machine_processes();
+            host.restart()?;
+        }
+        site.with_small(memory, work)
+    }
+
+    fn with_small(self, memory: ByteSize, work: Work) -> Result<Self> {
         let address = Some(format!("{GUEST}/24"));
         let options = GuestOptions { address, buffer_mib: 1, work };
-        Machine::small(memory, options).run(site.alpha()?, NAME)?;
-        Ok(site)
+        Machine::small(memory, options).run(self.alpha()?, NAME)?;
+        Ok(self)
     }
 
     pub(in crate::run) fn alpha(&self) -> Result<&Daemon> {
@@ -73,7 +87,7 @@ impl Site {
     }
 
     /// Ends the protection.
-    pub(super) fn unprotect(&self) -> Result<()> {
+    pub(in crate::run) fn unprotect(&self) -> Result<()> {
         self.alpha()?.run(&["unprotect", NAME]).map(drop)
     }
 }
@@ -105,6 +119,6 @@ pub(super) fn protection(host: &Daemon) -> Result<Value> {
 }
 
 /// A number of these figures.
-pub(super) fn figure(figures: &Value, name: &str) -> Result<f64> {
+pub(in crate::run) fn figure(figures: &Value, name: &str) -> Result<f64> {
     figures[name].as_f64().with_context(|| format!("no number {name} in {figures}"))
 }
