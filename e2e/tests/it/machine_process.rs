@@ -258,7 +258,7 @@ fn whatever_ends_while_a_process_has_the_machine_the_daemon_finds_out() {
     let mut witness = cluster.witness(GUEST_ADDRESS);
     assert_same_life(&born, &witness.write(20).expect("a machine that goes on"));
     assert_good(&mut witness);
-    // A process that hangs is ended in a while, or by the next operation.
+    // A process that hangs is ended, though nobody asks for the machine.
     wait_at_rest(alpha, logged);
     let logged = alpha.log_text().len();
     alpha.exec("kill", &["-STOP", &machine_process(alpha)]);
