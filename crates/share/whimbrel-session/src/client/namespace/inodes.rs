@@ -93,7 +93,9 @@ pub(in crate::client) struct Inode {
 
 #[derive(Debug)]
 pub(in crate::client) struct InodeTable {
-    pub(super) nodes: HashMap<u64, Inode>,
+    /// Each in a place of its own: a table that grows has its content twice for a moment, and room for as
+    /// much again afterwards.
+    pub(super) nodes: HashMap<u64, Box<Inode>>,
     by_ident: HashMap<Ident, u64>,
     next: u64,
     /// Names of which the kernel knows what is not so any more.
@@ -163,7 +165,7 @@ impl InodeTable {
     pub(in crate::client) fn new(root: Attr) -> Self {
         let by_ident = HashMap::from([(root.ident, ROOT)]);
         Self {
-            nodes: HashMap::from([(ROOT, Inode::new(root, Some(Instant::now())))]),
+            nodes: HashMap::from([(ROOT, Box::new(Inode::new(root, Some(Instant::now()))))]),
             by_ident,
             next: ROOT + 1,
             appeared: Vec::new(),
@@ -231,11 +233,11 @@ impl InodeTable {
     }
 
     pub(in crate::client) fn get(&self, id: u64) -> Option<&Inode> {
-        self.nodes.get(&id)
+        self.nodes.get(&id).map(Box::as_ref)
     }
 
     pub(in crate::client) fn get_mut(&mut self, id: u64) -> Option<&mut Inode> {
-        self.nodes.get_mut(&id)
+        self.nodes.get_mut(&id).map(Box::as_mut)
     }
 
     pub(in crate::client) fn dir(&mut self, id: u64) -> Option<&mut Dir> {
@@ -398,7 +400,7 @@ impl InodeTable {
         if !node.local {
             self.by_ident.insert(node.attr.ident, id);
         }
-        self.nodes.insert(id, node);
+        self.nodes.insert(id, Box::new(node));
         id
     }
 
