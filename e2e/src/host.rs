@@ -84,9 +84,37 @@ impl HostProcess {
 
     /// Starts the daemon and waits until it answers.
     pub fn start_daemon(&mut self) {
+        self.launch_daemon(&[]);
+        let deadline = Instant::now() + PATIENCE;
+        while self.try_run(&["ps"]).is_err() {
+            assert!(Instant::now() < deadline, "the daemon does not answer:\n{}", self.log_text());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Starts the daemon with at most so many open files. False if it has ended instead of serving.
+    pub fn start_daemon_with_files(&mut self, files: u32) -> bool {
+        self.launch_daemon(&["prlimit", &format!("--nofile={files}")]);
+        let deadline = Instant::now() + PATIENCE;
+        while self.try_run(&["ps"]).is_err() {
+            assert!(Instant::now() < deadline, "the daemon does nothing:\n{}", self.log_text());
+            let ended = self.daemon.as_mut().map(|daemon| daemon.try_wait().expect("a process to wait for"));
+            if ended.flatten().is_some() {
+                self.daemon = None;
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        true
+    }
+
+    /// Starts the daemon, by way of a program and its arguments if there are any.
+    fn launch_daemon(&mut self, by: &[&str]) {
         let log = fs::File::options().create(true).append(true).open(self.log()).expect("a log file");
-        let mut command = self.inside(binary());
-        command.args(["host", "--name", &self.name, "--listen", &self.address, "--web", WEB]);
+        let program = binary();
+        let mut words = by.iter().map(OsStr::new).chain([program.as_ref()]);
+        let mut command = self.inside(words.next().expect("a program"));
+        command.args(words).args(["host", "--name", &self.name, "--listen", &self.address, "--web", WEB]);
         command.arg("--data").arg(&self.data).arg("--run-dir").arg(&self.run_dir);
         command.arg("--socket").arg(&self.socket).env("RUST_LOG", "info");
         if let Some(accel) = std::env::var_os("WHIMBREL_TEST_ACCEL") {
@@ -100,11 +128,6 @@ impl HostProcess {
         command.env("WHIMBREL_FAILPOINTS", self.stages());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         self.daemon = Some(self.network.start(command).expect("a daemon"));
-        let deadline = Instant::now() + PATIENCE;
-        while self.try_run(&["ps"]).is_err() {
-            assert!(Instant::now() < deadline, "the daemon does not answer:\n{}", self.log_text());
-            std::thread::sleep(Duration::from_millis(20));
-        }
     }
 
     /// The first process of the PID namespace, as seen from here: the one child of `unshare`.

@@ -313,6 +313,45 @@ fn a_daemon_that_cannot_take_its_machine_back_leaves_it_running_and_takes_it_whe
 }
 
 #[test]
+fn an_operation_ends_the_process_of_its_machine_that_hangs() {
+    let cluster = cluster();
+    let born = cluster.witness(GUEST_ADDRESS).write(50).expect("a first life");
+    let alpha = cluster.host("alpha");
+    wait_at_rest(alpha, 0);
+    let process = machine_process(alpha);
+    alpha.exec("kill", &["-STOP", &process]);
+    alpha.run(&["checkpoint", "web"]);
+    assert!(alpha.log_text().contains("adopting it"), "{}", alpha.log_text());
+    let mut witness = cluster.witness(GUEST_ADDRESS);
+    assert_same_life(&born, &witness.write(20).expect("a machine that goes on"));
+    assert_good(&mut witness);
+}
+
+#[test]
+fn a_daemon_with_too_few_open_files_does_not_start_and_costs_no_guest() {
+    let mut cluster = cluster();
+    let born = cluster.witness(GUEST_ADDRESS).write(50).expect("a first life");
+    wait_at_rest(cluster.host("alpha"), 0);
+    // Its machine is to be adopted: its process is gone too.
+    let process = machine_process(cluster.host("alpha"));
+    cluster.host_mut("alpha").kill_daemon();
+    cluster.host("alpha").exec("kill", &["-9", &process]);
+    let alpha = cluster.host_mut("alpha");
+    let mut starts = (20..).step_by(4).map(|files| alpha.start_daemon_with_files(files));
+    let refused = starts.by_ref().take_while(|serves| !serves).count();
+    assert!(refused > 0, "every number of files was enough");
+    let alpha = cluster.host("alpha");
+    assert!(alpha.log_text().contains("cannot adopt it"), "{}", alpha.log_text());
+    assert_eq!(alpha.machines(), [("web".to_owned(), "running".to_owned())]);
+    let mut witness = cluster.witness(GUEST_ADDRESS);
+    assert_same_life(&born, &witness.state().expect("a machine that goes on"));
+    cluster.host_mut("alpha").kill_daemon();
+    cluster.host_mut("alpha").start_daemon();
+    assert_same_life(&born, &witness.write(20).expect("a machine that goes on"));
+    assert_good(&mut witness);
+}
+
+#[test]
 fn a_daemon_that_is_killed_again_and_again_and_started_at_once_finds_its_machine_each_time() {
     let mut cluster = cluster();
     let mut witness = cluster.witness(GUEST_ADDRESS);

@@ -79,12 +79,14 @@ pub fn run(options: DaemonOptions) -> Result<(), DaemonError> {
     let (name, unfiltered) = (options.name.clone(), options.unfiltered.clone());
     let key = options.encryption.as_ref().map(|source| source.read(&options.data)).transpose()?;
     if key.is_some() && Store::is_plain(&layout.store()) {
-        // Processes of machines could not read what will be sealed; the machines are adopted.
-        runtime_dir::end_machine_processes(&layout.runtime_dirs());
+        // Processes of machines could not read what will be sealed; the machines are adopted. While they pin
+        // what they read, the store does not become encrypted.
+        runtime_dir::end_machine_processes(&layout.runtime_dirs())?;
     }
     let place = (name, options.listen);
     let host = Daemon::open(place, layout, unfiltered, images, key, runtime.handle().clone())?;
-    host.recover_machines(options.machine_processes)?;
+    host.recover_machines(options.machine_processes)
+        .inspect_err(|_| host.detach_machines(options.machine_processes))?;
     host.start_uploads();
     host.finish_renames();
     host.start_naming_read_capsules();
@@ -94,9 +96,7 @@ pub fn run(options: DaemonOptions) -> Result<(), DaemonError> {
     host.start_machines_by_themselves();
     host.start_schedules();
     host.start_asking_addresses();
-    if options.machine_processes {
-        host.start_machine_processes()?;
-    }
+    host.start_machine_processes(options.machine_processes)?;
     let served = runtime.block_on(serve(&options, host.clone()));
     host.close();
     host.operations().cancel_all(PATIENCE);

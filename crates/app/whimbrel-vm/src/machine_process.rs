@@ -12,7 +12,7 @@ use crate::{
     Reservations, RuntimeMark, StoreKey, SwapLimits, Taken, Templates,
     channel::{Channel, Listener, accept_first},
     give,
-    process_report::{AskedGuest, ProcessReport},
+    process_report::{GuestQuestions, ProcessReport, Question},
     running::AgentCommands,
     runtime_dir, take,
 };
@@ -62,15 +62,15 @@ pub fn hold(slot: &Path, taken: &dyn Fn()) -> Result<(), PassError> {
     taken();
     let listener = Listener::bind(&socket)?;
     let asked = Listener::bind(&runtime_dir::report_socket(slot))?;
-    let mut guest = AskedGuest::default();
+    let guest = GuestQuestions::start(&machine).map_err(PassError::Descriptors)?;
     let end = End::watch(machine.events()).map_err(PassError::Descriptors)?;
     loop {
         let channel = match accept_first([&listener, &asked], end.bell.as_fd()) {
             Ok(Some((0, channel))) => channel,
             Ok(Some((_, channel))) => {
-                ProcessReport::of(&machine, &guest).send_to(&channel);
-                drop(channel);
-                guest.ask_again(&machine);
+                if ProcessReport::of(&machine, &guest).send_to(&channel) == Question::ReportAndGuest {
+                    guest.ask_again();
+                }
                 continue;
             }
             Ok(None) => break,

@@ -11,27 +11,48 @@ use crate::{
 use serde::{Deserialize, Serialize};
 use std::{
     error::Error,
-    io::ErrorKind,
+    io::{self, ErrorKind},
     net::IpAddr,
     path::Path,
+    sync::{
+        Arc, Mutex,
+        mpsc::{SyncSender, sync_channel},
+    },
     thread,
     time::{Duration, Instant},
 };
-use whimbrel_qemu::QemuProcess;
+use whimbrel_core::lock;
+use whimbrel_qemu::{GuestInterface, QemuProcess};
 
-/// Question for the report; its content says nothing.
-const QUESTION_TEXT: &[u8] = b"?";
 /// Time for a process to answer.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// Time for a process that has connected to ask, while nobody else is served.
 const QUESTION: Duration = Duration::from_millis(100);
 /// Time for qemu-ga in a guest to answer.
 const GUEST: Duration = Duration::from_millis(500);
-/// Shortest and longest pause before it is asked again.
-const SILENT_MIN: Duration = Duration::from_secs(10);
-const SILENT_MAX: Duration = Duration::from_secs(300);
 /// Pause before a process is asked again that is just taking its machine.
 const RETRY: Duration = Duration::from_millis(5);
+
+/// What a process is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Question {
+    /// A report, and nothing else.
+    Report,
+    /// A report, and to ask the guest for its interfaces, for a later one.
+    ReportAndGuest,
+}
+
+impl Question {
+    fn text(self) -> &'static [u8] {
+        match self {
+            Self::Report => b"report",
+            Self::ReportAndGuest => b"report and guest",
+        }
+    }
+}
+
+/// Network interface of a guest: its hardware address and its addresses.
+pub type Interface = (String, Vec<IpAddr>);
 
 /// What a machine process says of itself and of the machine that it has.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -44,66 +65,71 @@ pub struct ProcessReport {
     pub traffic: Traffic,
     /// Bytes of each disk that may differ from its base, in the order of the disks.
     pub owned: Vec<u64>,
-    /// Network interfaces of the guest as qemu-ga said last, each as its hardware address and its addresses.
+    /// Network interfaces of the guest, as qemu-ga said when it was last asked. None if it did not answer, or
+    /// was not asked yet.
     #[serde(default)]
-    pub interfaces: Vec<(String, Vec<IpAddr>)>,
+    pub interfaces: Option<Vec<Interface>>,
 }
 
-/// What qemu-ga in a guest says of its interfaces, asked between two reports.
-pub(crate) struct AskedGuest {
-    interfaces: Vec<(String, Vec<IpAddr>)>,
-    next: Instant,
-    silence: Duration,
+/// What qemu-ga in the guest of one machine says of its interfaces. A thread asks it, so that no guest holds
+/// up a report or the machine.
+pub(crate) struct GuestQuestions {
+    /// None if the machine has no port for qemu-ga.
+    ask: Option<SyncSender<()>>,
+    answer: Arc<Mutex<Option<Vec<Interface>>>>,
 }
 
-impl Default for AskedGuest {
-    fn default() -> Self {
-        Self { interfaces: Vec::new(), next: Instant::now(), silence: SILENT_MIN }
-    }
-}
-
-impl AskedGuest {
-    /// Asks the guest of `machine` again, if it is time. One that is silent is asked less and less often.
-    pub(crate) fn ask_again(&mut self, machine: &RunningMachine) {
-        let Some(ga) = machine.qemu_ga.as_ref().filter(|_| Instant::now() >= self.next) else { return };
-        let answer = ga.session(GUEST).and_then(|mut session| session.interfaces());
-        let pause = match answer {
-            Ok(interfaces) => {
-                let with_mac = interfaces.into_iter().filter_map(|it| Some((it.mac?, it.addresses)));
-                self.interfaces = with_mac.collect();
-                self.silence = SILENT_MIN;
-                SILENT_MIN
-            }
-            Err(_) => {
-                self.interfaces.clear();
-                let longer = (self.silence * 2).min(SILENT_MAX);
-                std::mem::replace(&mut self.silence, longer)
+impl GuestQuestions {
+    /// For the guest of `machine`.
+    pub(crate) fn start(machine: &RunningMachine) -> io::Result<Self> {
+        let answer = Arc::new(Mutex::new(None));
+        let Some(ga) = machine.qemu_ga.clone() else { return Ok(Self { ask: None, answer }) };
+        let (ask, asked) = sync_channel::<()>(1);
+        let said = answer.clone();
+        let work = move || {
+            for () in asked {
+                let interfaces = ga.session(GUEST).and_then(|mut session| session.interfaces());
+                let with_mac = |all: Vec<GuestInterface>| {
+                    all.into_iter().filter_map(|one| Some((one.mac?, one.addresses))).collect()
+                };
+                *lock(&said) = interfaces.ok().map(with_mac);
             }
         };
-        self.next = Instant::now() + pause;
+        thread::Builder::new().name("guest".into()).spawn(work)?;
+        Ok(Self { ask: Some(ask), answer })
+    }
+
+    /// Has the guest asked, for a later report.
+    pub(crate) fn ask_again(&self) {
+        // Full while the last question waits for its answer.
+        self.ask.iter().for_each(|ask| _ = ask.try_send(()));
     }
 }
 
 impl ProcessReport {
-    /// What this process says of `machine`, which it has, and whose guest it has asked.
-    pub(crate) fn of(machine: &RunningMachine, guest: &AskedGuest) -> Self {
+    /// What this process says of `machine`, which it has.
+    pub(crate) fn of(machine: &RunningMachine, guest: &GuestQuestions) -> Self {
         Self {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             store_key: machine.store_key().map(|key| key.id().to_string()),
             traffic: machine.traffic().read(),
             owned: machine.disks.iter().map(crate::RunningDisk::allocated_bytes).collect(),
-            interfaces: guest.interfaces.clone(),
+            interfaces: lock(&guest.answer).clone(),
         }
     }
 
     /// Sends this to the process at the other end of `channel`, once it has asked: it cannot see whose end of
-    /// the channel is closed already.
-    pub(crate) fn send_to(&self, channel: &Channel) {
+    /// the channel is closed already. Returns what it has asked for.
+    pub(crate) fn send_to(&self, channel: &Channel) -> Question {
         // Always encodable: numbers and names.
         let text = serde_json::to_vec(self).unwrap_or_default();
-        let told = channel.receive(QUESTION).and_then(|_| channel.send(&text, &[]));
-        if let Err(error) = told {
-            tracing::debug!(error = &error as &dyn Error, "could not report to another process");
+        let told = channel.receive(QUESTION).and_then(|asked| channel.send(&text, &[]).map(|()| asked));
+        let log = |error: &ChannelError| {
+            tracing::debug!(error = error as &dyn Error, "could not report to another process");
+        };
+        match told.inspect_err(log) {
+            Ok(asked) if asked.bytes == Question::ReportAndGuest.text() => Question::ReportAndGuest,
+            _ => Question::Report,
         }
     }
 }
@@ -114,7 +140,7 @@ pub fn find(slot: &Path, patience: Duration) -> Option<(QemuProcess, ProcessRepo
     let process = runtime_dir::machine_process(slot)?;
     let deadline = Instant::now() + patience;
     loop {
-        match ask(slot) {
+        match ask(slot, Question::Report) {
             Ok(report) => return Some((process, report)),
             Err(error) if is_unheard(&error) && process.is_alive() && Instant::now() < deadline => {
                 thread::sleep(RETRY);
@@ -133,16 +159,16 @@ pub(crate) fn traffic(slot: &Path) -> Traffic {
     let log = |error: &ChannelError| {
         tracing::debug!(error = error as &dyn Error, "the process of a machine does not answer");
     };
-    ask(slot).inspect_err(log).unwrap_or_default().traffic
+    ask(slot, Question::Report).inspect_err(log).unwrap_or_default().traffic
 }
 
 /// Report of the process that has the machine of a runtime directory, within a second.
 ///
 /// # Errors
 /// If it does not answer.
-pub fn ask(slot: &Path) -> Result<ProcessReport, ChannelError> {
+pub fn ask(slot: &Path, question: Question) -> Result<ProcessReport, ChannelError> {
     let channel = Channel::connect_within(&runtime_dir::report_socket(slot), PATIENCE)?;
-    channel.send(QUESTION_TEXT, &[])?;
+    channel.send(question.text(), &[])?;
     let answer = channel.receive(PATIENCE)?;
     let unreadable =
         |source: serde_json::Error| ChannelError::Io { action: "understand", source: source.into() };
@@ -166,14 +192,14 @@ mod tests {
     #[test]
     fn a_process_that_hangs_or_is_gone_reports_nothing() {
         let slot = tempfile::tempdir().unwrap();
-        assert!(is_unheard(&ask(slot.path()).unwrap_err()), "nobody listens");
+        assert!(is_unheard(&ask(slot.path(), Question::Report).unwrap_err()), "nobody listens");
         let listener = Listener::bind(&runtime_dir::report_socket(slot.path())).unwrap();
         // More than the kernel lets wait.
         for _ in 0..4 {
-            assert!(!is_unheard(&ask(slot.path()).unwrap_err()), "somebody listens");
+            assert!(!is_unheard(&ask(slot.path(), Question::Report).unwrap_err()), "somebody listens");
         }
         drop(listener);
-        assert!(is_unheard(&ask(slot.path()).unwrap_err()), "nobody listens any more");
+        assert!(is_unheard(&ask(slot.path(), Question::Report).unwrap_err()), "nobody listens any more");
         assert_eq!(TrafficView::InProcess(slot.path().to_owned()).read(), Traffic::default());
     }
 
@@ -182,12 +208,13 @@ mod tests {
         let slot = tempfile::tempdir().unwrap();
         let listener = Listener::bind(&runtime_dir::report_socket(slot.path())).unwrap();
         let report = ProcessReport { version: "1.2.3".into(), owned: vec![4096], ..ProcessReport::default() };
-        for _ in 0..200 {
-            let asked = thread::scope(|scope| {
-                scope.spawn(|| report.send_to(&listener.accept(10 * SECOND).unwrap()));
-                ask(slot.path()).unwrap()
+        for question in [Question::Report, Question::ReportAndGuest].repeat(100) {
+            let (heard, answer) = thread::scope(|scope| {
+                let heard = scope.spawn(|| report.send_to(&listener.accept(10 * SECOND).unwrap()));
+                let answer = ask(slot.path(), question).unwrap();
+                (heard.join().unwrap(), answer)
             });
-            assert_eq!(asked, report);
+            assert_eq!((heard, answer), (question, report.clone()));
         }
     }
 
@@ -202,7 +229,7 @@ mod tests {
             scope.spawn(|| {
                 thread::sleep(SECOND / 10);
                 let listener = Listener::bind(&runtime_dir::report_socket(slot.path())).unwrap();
-                ProcessReport::default().send_to(&listener.accept(10 * SECOND).unwrap());
+                ProcessReport::default().send_to(&listener.accept(10 * SECOND).unwrap())
             });
             let (process, report) = find(slot.path(), 10 * SECOND).expect("a process that has the machine");
             assert_eq!((process.identity(), report), (own, ProcessReport::default()));

@@ -21,6 +21,7 @@ mod machine_text;
 mod mcp;
 mod metrics;
 mod migration_chart;
+mod open_files;
 mod operation;
 mod output;
 mod profile_arg;

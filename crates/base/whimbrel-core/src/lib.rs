@@ -25,7 +25,7 @@ mod zero_page;
 pub use byte_size::{ByteSize, ParseSizeError};
 pub use cpu_model::{CpuModelError, cpu_model};
 pub use digest::{Digest, ParseDigestError};
-pub use error_chain::{causes, error_chain};
+pub use error_chain::{causes, error_chain, is_shortage};
 pub use firmware::{Firmware, Uefi};
 pub use lock::lock;
 pub use machine_config::{Accel, Boot, DiskConfig, MachineConfig, NicConfig};

@@ -8,7 +8,7 @@ use std::{
 };
 use whimbrel_api::{ApiError, ErrorCode};
 use whimbrel_capture::CaptureError;
-use whimbrel_core::{ByteSize, CapsuleId, HostName, MachineName};
+use whimbrel_core::{ByteSize, CapsuleId, HostName, MachineName, is_shortage};
 use whimbrel_migrate::{MigrateError, compatibility::Incompatibility, link::LinkError};
 use whimbrel_pool::client::PoolError;
 use whimbrel_protect::PrimaryError;
@@ -387,6 +387,9 @@ impl DaemonError {
             Self::StillRunning { .. } => "`whimbrel stop --kill` stops it at once".into(),
             Self::Unconfirmed { host, .. } => {
                 format!("the daemon keeps asking; see `whimbrel ps` on {host}")
+            }
+            _ if is_shortage(self) => {
+                "the daemon lacks memory or open files: `LimitNOFILE=` of its service and `ulimit -n` limit these".into()
             }
             _ => return self.storage_hint().map(str::to_owned),
         })

@@ -13,7 +13,7 @@ use std::{
 use whimbrel_api::{MachineInfo, NicInfo};
 use whimbrel_core::{MachineName, lock};
 use whimbrel_qemu::GuestInterface;
-use whimbrel_vm::process_report::ProcessReport;
+use whimbrel_vm::process_report::{Interface, ProcessReport};
 
 /// Time for a guest to answer.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -65,18 +65,22 @@ impl GuestAddresses {
         with_pid.filter(is_due).collect()
     }
 
+    /// Whether it is time that the machine's own process asks the guest.
+    pub(crate) fn is_due_for_process(&self, machine: &Machine) -> bool {
+        let (soon, pid) = (Instant::now() + LOOK, machine.info().pid);
+        let known = lock(&self.0);
+        known.get(machine.name()).is_none_or(|known| known.next <= soon || known.pid != pid)
+    }
+
     /// Notes what the guest of a machine has told the machine's own process.
     pub(crate) fn note_reported(&self, machine: &Machine, report: &ProcessReport) {
-        if report.interfaces.is_empty() {
-            return;
-        }
-        let interface = |(mac, addresses): &(String, Vec<IpAddr>)| GuestInterface {
+        let interface = |(mac, addresses): &Interface| GuestInterface {
             name: String::new(),
             mac: Some(mac.clone()),
             addresses: addresses.clone(),
         };
-        let interfaces = report.interfaces.iter().map(interface).collect();
-        self.note(machine.name(), machine.info().pid, Some(interfaces), Instant::now());
+        let interfaces = report.interfaces.as_ref().map(|all| all.iter().map(interface).collect());
+        self.note(machine.name(), machine.info().pid, interfaces, Instant::now());
     }
 
     fn note(&self, name: &MachineName, pid: Option<u32>, answer: Option<Vec<GuestInterface>>, now: Instant) {

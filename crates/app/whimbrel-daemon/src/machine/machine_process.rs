@@ -24,12 +24,14 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use whimbrel_core::error_chain;
+use whimbrel_core::{error_chain, is_shortage};
 use whimbrel_qemu::ProcessIdentity;
 use whimbrel_vm::{
     Given, MachineDescription, MachinePlace, PassError, RunningMachine, SwapLimits,
     channel::{Channel, ChannelError, Listener},
-    give, process_report, runtime_dir, take,
+    give,
+    process_report::{self, Question},
+    runtime_dir, take,
 };
 
 /// Verb of this program that has a machine.
@@ -165,9 +167,10 @@ impl Daemon {
 }
 
 /// Whether the process that did not pass its machine on goes on with it. One that speaks another version does
-/// not pass it later either.
+/// not pass it later either. One that cannot be asked, for what this daemon lacks, most likely does.
 fn goes_on(slot: &Path, why: &PassError) -> bool {
-    !why.is_other_version() && process_report::ask(slot).is_ok()
+    let report = || process_report::ask(slot, Question::Report);
+    !why.is_other_version() && report().map_or_else(|error| is_shortage(&error), |_| true)
 }
 
 /// Connects to the process that has the machine. One that has waited for it may just be taking it up.

@@ -14,6 +14,7 @@ use crate::{
     migrate::target::{incoming, left_over},
 };
 use std::{collections::BTreeSet, path::Path, sync::Arc, time::Duration};
+use whimbrel_core::{MachineName, is_shortage};
 use whimbrel_migrate::handover::{PausedIncoming, SourceRecord};
 use whimbrel_qemu::ProcessIdentity;
 use whimbrel_vm::{RunningMachine, RuntimeMark, StoppedDisk, TPM_DISK, runtime_dir};
@@ -30,7 +31,8 @@ impl Daemon {
     /// being found; neither does one whose record cannot be read.
     ///
     /// # Errors
-    /// If the folders of machines cannot be listed: then no machine is known, and no name is free.
+    /// If the folders of machines cannot be listed: then no machine is known, and no name is free. Or if this
+    /// process lacks memory or descriptors for a machine, which stays as it was.
     pub(crate) fn recover_machines(self: &Arc<Self>, machine_processes: bool) -> Result<(), DaemonError> {
         let FoundMachines { records, mut unreadable } = folder::load_all(&self.directories)?;
         let records = self.protections.hold(records, &mut unreadable);
@@ -69,7 +71,7 @@ impl Daemon {
             if record.phase == Phase::Here {
                 self.tunnels.end_unused(&record.name, &record.config);
             }
-            self.recover(record, machine_processes);
+            self.recover(record, machine_processes)?;
         }
         if all_known {
             self.protections.remove_loading_records();
@@ -87,22 +89,23 @@ impl Daemon {
         }
     }
 
-    fn recover(self: &Arc<Self>, mut record: Record, machine_processes: bool) {
-        let name = record.name.clone();
+    fn recover(self: &Arc<Self>, mut record: Record, machine_processes: bool) -> Result<(), DaemonError> {
         if self.recover_protected(&record) {
-            return;
+            return Ok(());
         }
         if self.protections.was_loading(&record) {
-            return left_over::discard_unfinished(self, &record);
+            left_over::discard_unfinished(self, &record);
+            return Ok(());
         }
         let waiting = left_over::waiting(self, &record);
         if record.owed.is_some() && record.process.is_some() && record.phase == Phase::Here {
             // A QEMU that waits for a page answers no command, and the host that has the page can only
             // connect once this daemon serves: it is adopted later.
-            return self.recover_later(record);
+            self.recover_later(record);
+            return Ok(());
         }
         if machine_processes && waiting.is_none() {
-            let Some(not_left) = self.leave_to_earlier_process(record) else { return };
+            let Some(not_left) = self.leave_to_earlier_process(record) else { return Ok(()) };
             record = not_left;
         }
         let adopted = match (&record.phase, &record.process) {
@@ -115,14 +118,9 @@ impl Daemon {
         let mut live = match adopted {
             Some(Ok(live)) => Some(live),
             Some(Err(error)) => {
-                tracing::warn!(%name, error = &error as &dyn std::error::Error, "cannot adopt it");
-                if let DaemonError::Pass { .. } = error {
-                    // The process goes on with the machine, most likely.
-                    let Some(not_left) = self.leave_to_earlier_process(record) else { return };
-                    record = not_left;
-                }
-                self.record_crash(&mut record, (AT_START, &error));
-                None
+                let Some((not_left, adopted)) = self.recover_unpassed(record, error)? else { return Ok(()) };
+                record = not_left;
+                adopted
             }
             None => None,
         };
@@ -143,6 +141,44 @@ impl Daemon {
                 events.into_iter().for_each(|events| supervisor::watch(self, &machine, events));
             }
         }
+        Ok(())
+    }
+
+    /// Leaves a machine that cannot be adopted for now to its process, or ends that and adopts the machine,
+    /// or records its crash. None if the process has it.
+    ///
+    /// # Errors
+    /// If this process lacks memory or descriptors. The machine stays as it was.
+    fn recover_unpassed(
+        self: &Arc<Self>,
+        record: Record,
+        mut error: DaemonError,
+    ) -> Result<Option<(Record, Option<RunningMachine>)>, DaemonError> {
+        let log = |error: &DaemonError, name: &MachineName| {
+            tracing::warn!(%name, error = error as &dyn std::error::Error, "cannot adopt it");
+        };
+        log(&error, &record.name);
+        let mut record = match error {
+            DaemonError::Pass { .. } => match self.leave_to_earlier_process(record) {
+                Some(not_left) => not_left,
+                None => return Ok(None),
+            },
+            _ => record,
+        };
+        if let (DaemonError::Pass { .. }, Some(process)) = (&error, record.process.clone()) {
+            // The daemon has something to do with the machine, which its process does not give away.
+            runtime_dir::end_machine_process(&self.directories.runtime_dir(&process.slot));
+            match self.adopt_machine(&record, &process) {
+                Ok(live) => return Ok(Some((record, Some(live)))),
+                Err(again) => error = again,
+            }
+            log(&error, &record.name);
+        }
+        if is_shortage(&error) {
+            return Err(error);
+        }
+        self.record_crash(&mut record, (AT_START, &error));
+        Ok(Some((record, None)))
     }
 
     /// Adopts a machine with missing pages, on a thread of its own.
@@ -187,7 +223,7 @@ impl Daemon {
     /// itself.
     ///
     /// # Errors
-    /// If the process still has the machine, and goes on with it.
+    /// If the process still has the machine, and goes on with it, or if this one lacks memory or descriptors.
     pub(super) fn return_from_process(
         self: &Arc<Self>,
         machine: &Arc<Machine>,
@@ -213,7 +249,9 @@ impl Daemon {
         }
         match taken {
             Ok(live) => data.running = Some(self.continue_adopted(machine, &mut data.record, live)),
-            Err(error @ DaemonError::Pass { .. }) if lives() => return Err(error),
+            Err(error) if lives() && (matches!(error, DaemonError::Pass { .. }) || is_shortage(&error)) => {
+                return Err(error);
+            }
             Err(error) => {
                 let name = machine.name();
                 tracing::info!(%name, error = &error as &dyn std::error::Error, "it has ended");

@@ -21,16 +21,17 @@ use crate::{
     },
 };
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::Child,
     sync::{Arc, Weak},
     time::{Duration, Instant},
 };
 use whimbrel_api::{MachineInfo, MachineProcess};
-use whimbrel_core::MachineName;
+use whimbrel_core::{MachineName, is_shortage};
 use whimbrel_qemu::QemuProcess;
 use whimbrel_vm::{
     Reservation, RuntimeMark, Template,
+    channel::ChannelError,
     process_report::{self, ProcessReport},
     runtime_dir,
 };
@@ -83,28 +84,36 @@ impl ServingProcess {
             || self.silent >= SILENT_MAX
     }
 
-    /// A new report, if it is time for one.
-    pub(super) fn next_report(&mut self) -> Option<ProcessReport> {
-        if self.asked.elapsed() < ASK_EVERY {
-            return None;
+    /// Runtime directory of the machine, if it is time for a report.
+    pub(super) fn due_for_report(&mut self) -> Option<PathBuf> {
+        let is_due = self.asked.elapsed() >= ASK_EVERY;
+        is_due.then(|| {
+            self.asked = Instant::now();
+            self.slot.clone()
+        })
+    }
+
+    /// Notes whether the process of the machine in `slot` has answered. False if this is another one.
+    pub(super) fn note_answer(&mut self, slot: &Path, answer: Result<&ProcessReport, &ChannelError>) -> bool {
+        if self.slot != slot {
+            return false;
         }
-        let report = process_report::ask(&self.slot);
-        self.asked = Instant::now();
-        match &report {
+        match answer {
             Ok(_) => self.silent = 0,
             Err(error) => {
+                // What this daemon lacks says nothing of the process.
+                self.silent += u32::from(!is_shortage(error));
                 let error = error as &dyn std::error::Error;
-                tracing::warn!(slot = %self.slot.display(), error, "the process of a machine does not answer");
-                self.silent += 1;
+                tracing::warn!(slot = %slot.display(), error, "the process of a machine does not answer");
             }
         }
-        report.ok()
+        true
     }
 
     /// Takes the machine back into `data`, or records why it has ended.
     ///
     /// # Errors
-    /// If the process still has the machine, and goes on with it.
+    /// If the process still has the machine, and goes on with it, or if this one lacks memory or descriptors.
     pub(super) fn take_back(&mut self, data: &mut MachineData) -> Result<(), DaemonError> {
         // Both are there for as long as somebody can ask for the lock.
         if let (Some(daemon), Some(machine)) = (self.daemon.upgrade(), self.machine.upgrade()) {

@@ -24,11 +24,15 @@ use crate::{
 use std::{
     path::{Path, PathBuf},
     process::Child,
-    sync::Arc,
+    sync::{Arc, MutexGuard},
     time::Duration,
 };
 use whimbrel_vm::{
-    Given, PassError, RunningMachine, channel::Channel, give_offered, offer_for_later, runtime_dir,
+    Given, PassError, RunningMachine,
+    channel::Channel,
+    give_offered, offer_for_later,
+    process_report::{self, Question},
+    runtime_dir,
 };
 
 /// Interval between looks for machines at rest.
@@ -84,6 +88,13 @@ impl WaitingProcess {
     }
 }
 
+/// Takes a machine back from its process, or tries again later. Who has the lock already has done so.
+fn take_back(machine: &Machine) {
+    if machine.try_lock_in_any_phase(RETURN, None).is_err() {
+        machine.rest_later(RETRY);
+    }
+}
+
 impl Drop for WaitingProcess {
     fn drop(&mut self) {
         if let Some(child) = &mut self.child {
@@ -94,12 +105,26 @@ impl Drop for WaitingProcess {
 }
 
 impl Daemon {
-    /// Has a process wait for each machine at rest, or have it, until the daemon is told to stop.
-    pub(crate) fn start_machine_processes(self: &Arc<Self>) -> Result<(), DaemonError> {
+    /// Has a process wait for each machine at rest, or have it, until the daemon is told to stop. Without
+    /// `machine_processes`, takes the machines that one still has.
+    pub(crate) fn start_machine_processes(
+        self: &Arc<Self>,
+        machine_processes: bool,
+    ) -> Result<(), DaemonError> {
+        let host = self.clone();
+        let look_at = move |machine: &Arc<Machine>| match machine_processes {
+            true => host.look_after_process(machine),
+            false => {
+                let is_with_process = |data: MutexGuard<'_, MachineData>| data.serving.is_some();
+                if machine.data_at_rest().is_some_and(is_with_process) {
+                    take_back(machine);
+                }
+            }
+        };
         let host = self.clone();
         let work = move || {
             while host.sleep_unless_closing(CHECK_EVERY) {
-                host.machines.all().iter().for_each(|machine| host.look_after_process(machine));
+                host.machines.all().iter().for_each(&look_at);
             }
         };
         let thread = std::thread::Builder::new().name("waiting".into()).spawn(work);
@@ -120,15 +145,28 @@ impl Daemon {
                 self.pass_to_process(machine, &mut data);
             }
         }
-        let report = data.serving.as_mut().and_then(ServingProcess::next_report);
-        if let Some(report) = &report {
-            machine.show_report(report);
-            self.addresses.note_reported(machine, report);
+        let due = data.serving.as_mut().and_then(ServingProcess::due_for_report);
+        let is_over = data.serving.as_mut().is_some_and(ServingProcess::is_over);
+        drop(data);
+        if is_over {
+            return take_back(machine);
         }
-        if data.serving.as_mut().is_some_and(ServingProcess::is_over) {
-            drop(data);
-            // The lock takes the machine back. Somebody who has it already has done so.
-            drop(machine.try_lock_in_any_phase(RETURN, None));
+        due.iter().for_each(|slot| self.ask_for_report(machine, slot));
+    }
+
+    /// Asks the process that has the machine in `slot` for a report. Nobody waits for the answer.
+    fn ask_for_report(&self, machine: &Machine, slot: &Path) {
+        let is_guest_due = self.addresses.is_due_for_process(machine);
+        let question = if is_guest_due { Question::ReportAndGuest } else { Question::Report };
+        let report = process_report::ask(slot, question);
+        // Somebody may have taken the machine meanwhile.
+        let Some(mut data) = machine.data_at_rest() else { return };
+        let is_its = |serving: &mut ServingProcess| serving.note_answer(slot, report.as_ref());
+        if let (Some(true), Ok(report)) = (data.serving.as_mut().map(is_its), &report) {
+            machine.show_report(report);
+            if is_guest_due {
+                self.addresses.note_reported(machine, report);
+            }
         }
     }
 

@@ -404,10 +404,18 @@ pub fn end_machine_process(slot: &Path) -> bool {
 }
 
 /// Ends every machine process of these runtime directories. Their machines are to be adopted.
-pub fn end_machine_processes(runtime_dirs: &Path) {
+///
+/// # Errors
+/// If one does not end.
+pub fn end_machine_processes(runtime_dirs: &Path) -> Result<(), RunningError> {
     for entry in fs::read_dir(runtime_dirs).into_iter().flatten().flatten() {
-        end_machine_process(&entry.path());
+        let slot = entry.path();
+        if !end_machine_process(&slot) {
+            let source = io::Error::other("it was killed, but does not end");
+            return Err(RunningError::io("end the machine process of", &slot, source));
+        }
     }
+    Ok(())
 }
 
 /// Ends the QEMU of an unused runtime directory and removes the directory.

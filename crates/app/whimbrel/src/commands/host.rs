@@ -106,6 +106,7 @@ impl Args {
     /// Runs the daemon until it ends. `socket` is the global option.
     pub(crate) fn run(self, socket: Option<PathBuf>) -> Result<(), CliError> {
         let options = self.options(socket)?;
+        crate::open_files::raise_limit();
         whimbrel_daemon::run(options).map_err(|error| CliError::Daemon(Box::new(error)))
     }
 

@@ -40,16 +40,8 @@ impl ExportServer {
     }
 
     fn server(&self, exports: Vec<Export>, limits: Limits) -> Server {
-        Self::raise_limits();
+        crate::open_files::raise_limit();
         Server::new(exports, self.read_only, Limits { idle: self.idle, ..limits })
-    }
-
-    /// Raises the limit of open files as far as allowed, because each session may open hundreds of them.
-    fn raise_limits() {
-        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-        let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-        // The first sessions work with the old limit as well.
-        let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
     }
 
     /// Serves the client that started this process over ssh, until it closes the connection.
