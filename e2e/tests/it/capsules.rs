@@ -34,6 +34,43 @@ fn state(host: &whimbrel_e2e::HostProcess, machine: &str) -> String {
 }
 
 #[test]
+fn a_shared_file_runs_the_machine_for_whoever_has_its_key_and_for_nobody_else() {
+    let cluster = Cluster::start(&["alpha", "beta"]);
+    let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));
+    Guest::small("web").run(&cluster, alpha);
+    let born = cluster.witness(GUEST_ADDRESS).write(50).expect("a first life");
+    alpha.run(&["suspend", "web"]);
+    let path = cluster.disk.path().join("web.whimbrel");
+    let file = path.to_str().expect("a path in UTF-8");
+    let shared = alpha.json(&["share", "web", file]);
+    let key = shared["key"].as_str().expect("a key");
+    let content = std::fs::read(&path).expect("a file");
+    assert_eq!(shared["bytes"].as_u64(), Some(content.len() as u64));
+    assert!(!alpha.log_text().contains(key), "the log has the key");
+    assert!(alpha.refuse(&["share", "web", file]).text.contains("exists"), "it was overwritten");
+
+    let (other, cut) = ("0".repeat(64), cluster.disk.path().join("cut.whimbrel"));
+    std::fs::write(&cut, &content[..content.len() - 1]).expect("a file");
+    let cut = cut.to_str().expect("a path in UTF-8");
+    for (arguments, why) in [
+        (["open", file, &other], "not its key"),
+        (["open", cut, key], "damaged"),
+        (["import", file, "web"], "needs its key"),
+    ] {
+        let refusal = beta.refuse(&arguments);
+        assert!(refusal.text.contains(why), "{arguments:?}: {refusal:?}");
+    }
+    assert_eq!(beta.json(&["ls"]).as_array().map(Vec::len), Some(0), "something was imported");
+
+    beta.run(&["open", file, key]);
+    check(&cluster, &born);
+    assert_eq!(beta.machines()[0].0, "web");
+    let refusal = beta.refuse(&["open", file, key]);
+    assert!(refusal.code == 4 && refusal.text.contains("whimbrel show opened."), "{refusal:?}");
+    beta.run(&["open", file, key, "--name", "web2"]);
+}
+
+#[test]
 fn a_machine_that_is_pushed_goes_on_elsewhere_and_comes_home_for_the_price_of_the_change() {
     let cluster = Cluster::start(&["alpha", "beta"]);
     let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));

@@ -6,7 +6,7 @@ use utoipa::{
     PartialSchema, ToSchema,
     openapi::{ObjectBuilder, RefOr, Schema, schema::Type},
 };
-use whimbrel_core::{ByteSize, CapsuleId, Digest, HostName, MachineName, NameError, RefName};
+use whimbrel_core::{ByteSize, CapsuleId, Digest, FileKey, HostName, MachineName, NameError, RefName};
 
 /// Name of a capsule in a request: its full id, a name, or a point in time.
 ///
@@ -245,6 +245,10 @@ pub struct ExportRequest {
     /// Page array to write as `raw` or `qcow2` [default: the first disk].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
+    /// Key to encrypt a capsule with: 64 hexadecimal digits [default: it is not encrypted].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub key: Option<FileKey>,
 }
 
 /// Body of `POST /v1/import`.
@@ -259,6 +263,10 @@ pub struct ImportRequest {
     pub name: RefName,
     /// Content of the file. A disk becomes a disk-only capsule.
     pub format: ImportFormat,
+    /// Key of an encrypted capsule.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub key: Option<FileKey>,
 }
 
 /// Content of an imported file.

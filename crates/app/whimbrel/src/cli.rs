@@ -16,7 +16,7 @@ const GROUPS: [(&str, &str); 10] = [
     ),
     (
         "Capsules",
-        "checkpoint suspend resume rewind clone derive ls show log diff bisect tag untag promote outdated export import image",
+        "checkpoint suspend resume rewind clone derive ls show log diff bisect tag untag promote outdated export import share open image",
     ),
     ("Moving", "migrate evacuate resolve push pull migrations"),
     ("Protection", "protect unprotect failover"),
@@ -220,6 +220,8 @@ calls! {
     Repair(repair::Args),
     Export(export::Args),
     Import(import::Args),
+    Share(share::Args),
+    Open(open::Args),
     Image(image::Args),
     Trust(trust::Args),
     Network(network::Args),

@@ -13,6 +13,7 @@ mod capsule_stream;
 mod capsule_writer;
 mod changed_pages;
 mod complete_capsules;
+pub mod encrypted_file;
 mod encryption;
 mod error;
 mod examine;

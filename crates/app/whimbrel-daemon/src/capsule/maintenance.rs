@@ -7,7 +7,15 @@ use crate::{
     core::{error::DaemonError, operations::ProgressReporter, refs},
     daemon::Daemon,
 };
-use std::{collections::BTreeMap, fs::File, os::unix::fs::FileExt, path::Path, process::Command, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::{self, BufRead},
+    os::unix::fs::FileExt,
+    path::Path,
+    process::Command,
+    sync::Arc,
+};
 use whimbrel_api::{
     Damage, ErrorCode, ExportFormat, ExportRequest, ImportFormat, ImportRequest, Operation, OperationKind,
     OperationResult, Unit,
@@ -18,7 +26,10 @@ use whimbrel_core::{
     RefName,
 };
 use whimbrel_image::{ImageRef, Manifest};
-use whimbrel_store::{GcRoots, StoreError, StoredDisk};
+use whimbrel_store::{
+    GcRoots, StoreError, StoredDisk,
+    encrypted_file::{DecryptingReader, EncryptingWriter, is_encrypted},
+};
 
 /// Memory of a machine that boots an imported disk, until its user changes it.
 const IMPORTED_MEMORY: ByteSize = ByteSize(1 << 30);
@@ -96,6 +107,9 @@ impl Daemon {
     /// Writes a capsule, or one image of it, to a new file.
     pub(crate) fn export(self: &Arc<Self>, request: ExportRequest) -> Result<Operation, DaemonError> {
         let capsule = refs::resolve(&self.store, &request.capsule)?;
+        if request.key.is_some() && request.format != ExportFormat::Capsule {
+            return Err(DaemonError::invalid("only a whole capsule can be encrypted"));
+        }
         let (host, subject) = (self.clone(), request.capsule.to_string());
         Ok(self.operations().start(OperationKind::Export, subject, move |reporter| {
             let path = request.path.clone();
@@ -121,8 +135,16 @@ impl Daemon {
         match request.format {
             ExportFormat::Capsule => {
                 reporter.progress("writing", Unit::Bytes, 0, None);
-                let exported = self.store.export(capsule, std::io::BufWriter::new(&file));
-                exported.map_err(refs::store_error("export the capsule"))?;
+                let mut output = std::io::BufWriter::new(&file);
+                let failed = refs::store_error("export the capsule");
+                match &request.key {
+                    Some(key) => {
+                        let mut encrypted = EncryptingWriter::new(output, key).map_err(io)?;
+                        self.store.export(capsule, &mut encrypted).map_err(failed)?;
+                        encrypted.finish().map_err(io)?;
+                    }
+                    None => drop(self.store.export(capsule, &mut output).map_err(failed)?),
+                }
             }
             ExportFormat::Raw => write_raw(&*self.exported(capsule, request)?, &file, path, reporter)?,
             ExportFormat::Qcow2 => self.write_qcow2(self.exported(capsule, request)?, path, reporter)?,
@@ -187,9 +209,26 @@ impl Daemon {
         reporter.progress("reading", Unit::Bytes, 0, None);
         let path = &request.path;
         let file = File::open(path).map_err(|source| DaemonError::io("open", path, source))?;
-        let input = std::io::BufReader::new(file);
+        let mut input = std::io::BufReader::new(file);
         let names = std::slice::from_ref(&request.name);
-        self.store.import(input, names).map_err(refs::store_error("import the capsule"))
+        let beginning = input.fill_buf().map_err(|source| DaemonError::io("read", path, source))?;
+        let imported = match (is_encrypted(beginning), &request.key) {
+            (true, Some(key)) => {
+                let input = DecryptingReader::new(input, key);
+                self.store.import(input.map_err(|source| not_decrypted(path, source))?, names)
+            }
+            (true, None) => {
+                return Err(DaemonError::invalid(format!(
+                    "{} is encrypted, and needs its key",
+                    path.display()
+                )));
+            }
+            (false, Some(_)) => {
+                return Err(DaemonError::invalid(format!("{} is not encrypted", path.display())));
+            }
+            (false, None) => self.store.import(input, names),
+        };
+        imported.map_err(refs::store_error("import the capsule"))
     }
 
     /// Makes a disk-only capsule of a disk, with a tag and labels. Errors call the disk `path`.
@@ -250,6 +289,15 @@ impl Daemon {
             labels,
             working_set: None,
         })
+    }
+}
+
+fn not_decrypted(path: &Path, source: io::Error) -> DaemonError {
+    match source.kind() {
+        io::ErrorKind::InvalidData => {
+            DaemonError::invalid(format!("cannot decrypt {}: {source}", path.display()))
+        }
+        _ => DaemonError::io("read", path, source),
     }
 }
 

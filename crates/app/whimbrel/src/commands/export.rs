@@ -46,6 +46,7 @@ impl Args {
             path: self.file,
             format: format.into(),
             image: self.image,
+            key: None,
         };
         operation::perform(context, context.client.export(&request)).await
     }

@@ -92,7 +92,8 @@ impl Args {
                 output.result(images.as_slice(), list)
             }
             Action::Import { file, image } => {
-                let request = ImportRequest { path: file, name: image.tag(), format: ImportFormat::Disk };
+                let request =
+                    ImportRequest { path: file, name: image.tag(), format: ImportFormat::Disk, key: None };
                 operation::perform(context, client.import(&request)).await
             }
             Action::Rm { image } => {

@@ -160,7 +160,7 @@ Examples:
         };
         |args, context| {
             let format = ImportFormatArg::or_from_ending(args.format, &args.file);
-            let request = ImportRequest { path: args.file, name: args.name, format };
+            let request = ImportRequest { path: args.file, name: args.name, format, key: None };
             operation::perform(context, context.client.import(&request)).await
         }
     }

@@ -67,6 +67,7 @@ fn wrong_arguments_say_what_would_be_right() {
         ("clone web --count 0", "1..=1000"),
         ("untag", "<NAME>"),
         ("export web f.capsule --image disk0", "--format raw"),
+        ("open web.whimbrel 1234", "64 hexadecimal digits"),
     ] {
         let output = whimbrel(arguments).output().unwrap();
         let text = String::from_utf8(output.stderr).unwrap();

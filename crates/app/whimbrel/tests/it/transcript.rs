@@ -53,6 +53,7 @@ const VERBS: &[&str] = &[
     "encryption rotate --key-file /etc/new.key",
     "export before /backup/web.capsule",
     "import /backup/web.capsule web",
+    "open /backup/web.whimbrel 7f1e6b4a90c2d83f5e7a1b2c3d4e5f60718293a4b5c6d7e8f90a1b2c3d4e5f60",
     "trust add beta ed25519:OTHER 10.0.0.2:7400",
     "trust set beta --read web,golden*",
     "trust ls",
