@@ -67,3 +67,19 @@ fn no_planted_secret_is_in_a_report_and_what_it_is_for_is() {
     }
     assert!(alpha.refuse(&["report", "bundle", file]).text.contains("already"));
 }
+
+#[test]
+fn a_host_is_measured_by_daemons_of_its_own_which_leave_nothing() {
+    let cluster = Cluster::start(&["alpha"]);
+    let alpha = cluster.host("alpha");
+    let folder = cluster.disk.path().join("measured");
+    fs::create_dir(&folder).expect("a folder");
+    let measured = alpha.json(&["doctor", "--bench", folder.to_str().expect("a path in UTF-8")]);
+    let figures = measured["figures"].as_array().expect("figures");
+    let all_positive = figures.iter().all(|figure| figure["median"].as_f64() > Some(0.0));
+    assert!(figures.len() == 9 && all_positive, "{measured}");
+    assert!(measured["host"].as_str().is_some_and(|host| host.contains("QEMU")), "{measured}");
+    assert_eq!(fs::read_dir(&folder).expect("the folder").count(), 0, "files are left");
+    alpha.exec("sh", &["-c", "! pgrep -f '[b]ench-one'"]);
+    assert!(alpha.machines().is_empty());
+}

@@ -17,6 +17,7 @@ mod doctor;
 mod error;
 mod evacuation_text;
 mod first_boot;
+mod host_bench;
 mod machine_text;
 mod mcp;
 mod metrics;

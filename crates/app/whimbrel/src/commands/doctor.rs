@@ -5,6 +5,7 @@ use crate::{
     context::Context,
     doctor::{Check, CheckStatus, checks},
     error::CliError,
+    host_bench,
     table::table,
 };
 use serde::Serialize;
@@ -18,18 +19,24 @@ const EXAMPLES: &str = "\
 Examples:
   whimbrel doctor
   whimbrel doctor --data /var/lib/whimbrel
+  whimbrel doctor --bench
   whimbrel doctor --json | jq '.checks[] | select(.verdict != \"ok\")'";
 
 /// Check that this host has what Whimbrel needs
 ///
 /// Each failed check is shown with its remedy. With --data, files of the data directory that are damaged,
-/// missing or of a later version are shown, with what to do about each; nothing is changed.
+/// missing or of a later version are shown, with what to do about each; nothing is changed. With --bench, two
+/// daemons of their own measure starts, checkpoints, clones, moves and the store for a minute or two; the
+/// daemon and the machines of this host stay as they are.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Data directory to examine instead of the host, also without a daemon [default: /var/lib/whimbrel]
     #[arg(long, value_name = "DIR", num_args = 0..=1, default_missing_value = DEFAULT_DATA)]
     data: Option<PathBuf>,
+    /// Measure what this host can do, with files in a directory [default: /var/tmp]
+    #[arg(long, value_name = "DIR", num_args = 0..=1, default_missing_value = "/var/tmp", conflicts_with = "data")]
+    bench: Option<PathBuf>,
 }
 
 /// What an examination of a data directory found.
@@ -57,6 +64,9 @@ impl Args {
     pub(crate) fn run(self, context: &Context) -> Result<(), CliError> {
         if let Some(data) = self.data {
             return examine(context, data);
+        }
+        if let Some(folder) = self.bench {
+            return host_bench::run(context, &folder);
         }
         let mut checks = checks(context.client.socket());
         checks.extend(machines(context));
