@@ -126,6 +126,8 @@ impl HostProcess {
         command.args(["--metrics-listen", &self.metrics_address()]);
         fs::create_dir_all(self.stages()).expect("a directory of stages");
         command.env("WHIMBREL_FAILPOINTS", self.stages());
+        // Those of the S3 server of the tests.
+        command.envs([("AWS_ACCESS_KEY_ID", "test"), ("AWS_SECRET_ACCESS_KEY", "test-secret")]);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         self.daemon = Some(self.network.start(command).expect("a daemon"));
     }

@@ -6,6 +6,7 @@ mod apply;
 mod balloon;
 mod bases;
 mod bases_live;
+mod bucket;
 mod capsules;
 mod clients;
 mod clones;

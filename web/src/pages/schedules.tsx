@@ -18,7 +18,7 @@ function workText(work: ScheduledWork): string {
     case "verify":
       return "verification of the store";
     case "gc":
-      return "garbage collection";
+      return work.bucket ? `garbage collection in ${work.bucket}` : "garbage collection";
   }
 }
 

@@ -87,6 +87,6 @@ pub use settings::{
 };
 pub use token::{CallerInfo, NewToken, Role, RoleError, TokenInfo, TokenRequest};
 pub use transfer::{
-    CacheAddRequest, CacheInfo, CacheSource, PullRequest, PushRequest, RemoteCapsule, RepairRequest,
-    TransferReport, Uploads,
+    BucketCapsule, BucketRequest, CacheAddRequest, CacheInfo, CacheSource, PullRequest, PushRequest,
+    RemoteCapsule, RepairRequest, TransferReport, Uploads,
 };

@@ -518,7 +518,8 @@ pub struct ResumeRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub host: Option<HostName>,
-    /// Pool that has the capsule, as `MANAGER[,MANAGER][/FOLDER]`; a manager is `HOST:PORT/KEY`.
+    /// Pool that has the capsule, as `MANAGER[,MANAGER][/FOLDER]`; a manager is `HOST:PORT/KEY`. Or a bucket,
+    /// as `s3://BUCKET[/PREFIX][?endpoint=URL]`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
     /// Resume a machine that was handed off to another host, although that host may run it.

@@ -47,7 +47,7 @@ mod tests {
     #[test]
     fn every_example_is_one_of_its_type() {
         let tried = read_all! {
-            ApiError BalloonRequest CacheAddRequest CacheInfo CallerInfo CapsuleDiff CapsuleInfo CapsuleRef
+            ApiError BalloonRequest BucketRequest CacheAddRequest CacheInfo CallerInfo CapsuleDiff CapsuleInfo CapsuleRef
             CheckpointRequest CloneRequest CpuBaseline CpuBaselineRequest DeriveRequest DirtyTraceRequest EvacuateRequest ExecRequest ExecResult ExportRequest
             FailoverRequest FileContent FileReadRequest FileWriteRequest GoldenMatch GraphNode HostEvent HostInfo ImageOffers ImagePullRequest ImportRequest
             KeyChangeRequest MachineInfo MatchRequest MigrateRequest MigrationRecord NetworkInfo NetworkRequest

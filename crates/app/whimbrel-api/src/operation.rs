@@ -85,6 +85,8 @@ pub enum OperationKind {
     Pull,
     /// Sends a machine or a capsule to another host.
     Push,
+    /// Lists a bucket, or removes something there.
+    Bucket,
     /// Indexes a file for the hash cache.
     Cache,
 }
@@ -338,6 +340,14 @@ pub enum OperationResult {
         /// Bytes that were added to the store.
         #[schema(value_type = u64)]
         added: ByteSize,
+    },
+    /// Capsules of a bucket.
+    Bucket {
+        /// Bytes that were freed there.
+        #[schema(value_type = u64)]
+        freed: ByteSize,
+        /// What has a name there.
+        capsules: Vec<crate::BucketCapsule>,
     },
     /// Capsule that was fetched.
     Pull(TransferReport),

@@ -58,6 +58,7 @@ paths! {
     CAPSULE_DIFF = "/v1/capsules/{capsule}/diff/{other}";
     TAG = "/v1/tags/{tag}";
     STORE_GC = "/v1/store/gc";
+    BUCKETS = "/v1/buckets";
     STORE_VERIFY = "/v1/store/verify";
     STORE_REPAIR = "/v1/store/repair";
     STORE_ENCRYPTION = "/v1/store/encryption";

@@ -36,7 +36,7 @@ pub enum ScheduledWork {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         retain: Option<Retention>,
     },
-    /// Copy the newest capsule of a machine to a host or a pool.
+    /// Copy the newest capsule of a machine to a host, a pool or a bucket.
     Push {
         /// Name of the machine.
         #[schema(value_type = String)]
@@ -45,17 +45,22 @@ pub enum ScheduledWork {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[schema(value_type = Option<String>)]
         host: Option<HostName>,
-        /// Target folder of a pool, as for a push.
+        /// Target folder of a pool, or a bucket, as for a push.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pool: Option<String>,
-        /// Copies to retain at the host [default: all]; a pool has a policy of its own.
+        /// Copies to retain at the host [default: all] or in the bucket [default: the newest]; a pool has a
+        /// policy of its own.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         retain: Option<Retention>,
     },
     /// Read and check everything in the store.
     Verify,
     /// Delete objects that no ref needs.
-    Gc,
+    Gc {
+        /// Bucket in which to do so [default: the store of the host].
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        bucket: Option<String>,
+    },
 }
 
 impl ScheduledWork {
@@ -63,7 +68,7 @@ impl ScheduledWork {
     pub fn machine(&self) -> Option<&MachineName> {
         match self {
             Self::Checkpoint { machine, .. } | Self::Push { machine, .. } => Some(machine),
-            Self::Verify | Self::Gc => None,
+            Self::Verify | Self::Gc { .. } => None,
         }
     }
 
@@ -71,7 +76,7 @@ impl ScheduledWork {
     pub fn machine_mut(&mut self) -> Option<&mut MachineName> {
         match self {
             Self::Checkpoint { machine, .. } | Self::Push { machine, .. } => Some(machine),
-            Self::Verify | Self::Gc => None,
+            Self::Verify | Self::Gc { .. } => None,
         }
     }
 }

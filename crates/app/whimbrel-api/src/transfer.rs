@@ -1,4 +1,4 @@
-//! Transfers of capsules between hosts and pools, and the hash cache that avoids sending pages.
+//! Transfers of capsules between hosts, pools and buckets, and the hash cache that avoids sending pages.
 
 use crate::{BalloonTarget, CapsuleRef};
 use serde::{Deserialize, Serialize};
@@ -16,7 +16,8 @@ pub struct PullRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub host: Option<HostName>,
-    /// Pool to fetch from, as `MANAGER[,MANAGER][/FOLDER]`; a manager is `HOST:PORT/KEY`.
+    /// Pool to fetch from, as `MANAGER[,MANAGER][/FOLDER]`; a manager is `HOST:PORT/KEY`. Or a bucket, as
+    /// `s3://BUCKET[/PREFIX][?endpoint=URL]`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
     /// Tag for the capsule on this host.
@@ -55,8 +56,9 @@ pub struct PushRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub host: Option<HostName>,
-    /// Target folder of a pool, as `MANAGER[,MANAGER][/FOLDER]`; a manager is `HOST:PORT/KEY`. The newest
-    /// capsule of the machine, or the capsule, is copied.
+    /// Target folder of a pool, as `MANAGER[,MANAGER][/FOLDER]`; a manager is `HOST:PORT/KEY`. Or a bucket,
+    /// as `s3://BUCKET[/PREFIX][?endpoint=URL]`. The newest capsule of the machine, or the capsule, is
+    /// copied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
     /// Shrinking of guest memory before the suspend.
@@ -115,6 +117,37 @@ pub struct RemoteCapsule {
     pub disks: ByteSize,
     /// Whether the capsule is complete there.
     pub whole: bool,
+}
+
+/// Body of `POST /v1/buckets`: list the capsules of a bucket, after something was removed there if requested.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct BucketRequest {
+    /// Location of the store, as `s3://BUCKET[/PREFIX][?endpoint=URL]`.
+    pub bucket: String,
+    /// Name to remove.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub untag: Option<RefName>,
+    /// Delete objects that no name needs, and no host that runs a machine from there.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub gc: bool,
+}
+
+/// Capsule in a bucket.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct BucketCapsule {
+    /// Name of the capsule there.
+    #[schema(value_type = String)]
+    pub name: RefName,
+    /// Digest of the manifest.
+    #[schema(value_type = String)]
+    pub id: CapsuleId,
+    /// Time at which the capsule was taken.
+    pub time_ms: u64,
+    /// Size of memory and disks.
+    #[schema(value_type = u64)]
+    pub size: ByteSize,
 }
 
 /// Body of `POST /v1/cache`: index the pages of a file, so that transfers can skip them.

@@ -169,6 +169,8 @@ calls! {
     DELETE remove(name: &RefName) -> PreviousCapsule: routes::path(CAPSULE, name);
     /// Starts garbage collection.
     POST gc() -> Operation: STORE_GC;
+    /// Lists a bucket, after something was removed there if requested.
+    POST bucket() [request: &BucketRequest] -> Operation: BUCKETS;
     /// Starts to read and check everything in the store.
     POST verify() -> Operation: STORE_VERIFY;
     /// Starts to fetch damaged and missing objects of capsules.

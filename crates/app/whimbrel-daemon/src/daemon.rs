@@ -25,7 +25,7 @@ use crate::{
         metrics::StoreSample,
         peer_rpc::{PeerConnections, TransferState},
     },
-    transfer::{hash_cache::HashCacheService, pool::Pools, upload::UploadService},
+    transfer::{bucket::Buckets, hash_cache::HashCacheService, pool::Pools, upload::UploadService},
 };
 use std::{
     net::SocketAddr,
@@ -58,6 +58,7 @@ pub(crate) struct Daemon {
     pub(crate) transfers: TransferState,
     pub(crate) hash_cache: HashCacheService,
     pub(crate) pools: Pools,
+    pub(crate) buckets: Buckets,
     pub(crate) uploads: UploadService,
     core: Arc<Core>,
     pub(crate) machines: MachineRegistry,
@@ -110,6 +111,7 @@ impl Daemon {
         let tunnels = Tunnels::open(layout.tunnels())?;
         let handovers = PendingHandovers::load(layout);
         let pools = Pools::open(layout)?;
+        let buckets = Buckets::open(layout.buckets());
         let protecting = Protections::open(layout)?;
         let schedules = Schedules::open(layout.schedules(), core.events.clone())?;
         let networks =
@@ -120,6 +122,7 @@ impl Daemon {
             transfers: TransferState::default(),
             hash_cache: HashCacheService::default(),
             pools,
+            buckets,
             uploads: UploadService::default(),
             core: core.clone(),
             machines: MachineRegistry::new(core.events.clone()),

@@ -11,7 +11,7 @@ use crate::{
     protect::records,
     schedule,
     server::access::tokens,
-    transfer::{pool::partial_records, upload},
+    transfer::{bucket::records as bucket_records, pool::partial_records, upload},
 };
 use std::{
     error::Error,
@@ -240,6 +240,13 @@ impl Findings {
         }
         self.each(&layout.migrations(), "record of a past migration", text_of(history::check), |path| {
             move_away(path, "the migration is not listed")
+        });
+        let buckets = layout.buckets();
+        self.note(&buckets, "places of partial capsules in buckets", bucket_records::check(&buckets), || {
+            move_away(
+                &buckets,
+                "their missing pages are not fetched; without the file, pull the capsules again",
+            )
         });
         let pooled = |path: &Path| partial_records::check(path).map_err(|error| error.to_string());
         for path in self.paths(&layout.partial_capsules()) {

@@ -40,12 +40,13 @@ impl From<AccelArg> for Accel {
     }
 }
 
-/// Capsule with its place: `[HOST:]CAPSULE` or `pool:MANAGER/[FOLDER/]CAPSULE`.
+/// Capsule with its place: `[HOST:]CAPSULE`, `pool:MANAGER/[FOLDER/]CAPSULE` or
+/// `s3://BUCKET/[PREFIX/]CAPSULE`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Located {
     /// Host that has the capsule; any host if none.
     pub(crate) host: Option<HostName>,
-    /// Pool that has the capsule.
+    /// Pool or bucket that has the capsule.
     pub(crate) pool: Option<String>,
     /// Name of the capsule there.
     pub(crate) capsule: CapsuleRef,
@@ -55,6 +56,9 @@ impl FromStr for Located {
     type Err = CapsuleRefError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if let Some((bucket, capsule)) = text.rsplit_once('/').filter(|_| is_bucket(text)) {
+            return Ok(Self { host: None, pool: Some(bucket.to_owned()), capsule: capsule.parse()? });
+        }
         if let Some((pool, capsule)) = text.strip_prefix(POOL).and_then(|text| text.rsplit_once('/')) {
             return Ok(Self { host: None, pool: Some(pool.to_owned()), capsule: capsule.parse()? });
         }
@@ -69,12 +73,22 @@ impl FromStr for Located {
 /// Prefix of the name of a pool.
 const POOL: &str = "pool:";
 
+/// Whether a place is in an object store.
+pub(crate) fn is_bucket(place: &str) -> bool {
+    place.starts_with("s3://")
+}
+
+/// Reads the location of a bucket.
+pub(crate) fn bucket(text: &str) -> Result<String, &'static str> {
+    if is_bucket(text) { Ok(text.to_owned()) } else { Err("a bucket is s3://BUCKET[/PREFIX]") }
+}
+
 /// Target of a push.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum PushTarget {
     /// Name of a host.
     Host(HostName),
-    /// Folder of a pool.
+    /// Folder of a pool, or a bucket.
     Pool(String),
 }
 
@@ -82,8 +96,8 @@ impl FromStr for PushTarget {
     type Err = NameError;
 
     fn from_str(text: &str) -> Result<Self, NameError> {
-        match text.strip_prefix(POOL) {
-            Some(pool) => Ok(Self::Pool(pool.to_owned())),
+        match text.strip_prefix(POOL).or(Some(text).filter(|text| is_bucket(text))) {
+            Some(place) => Ok(Self::Pool(place.to_owned())),
             None => text.parse().map(Self::Host),
         }
     }

@@ -1,11 +1,21 @@
 //! Text about the result of an operation.
 
-use crate::table::{count, milliseconds};
+use crate::table::{ago, count, milliseconds, table};
 use whimbrel_api::{
-    CaptureReport, Damage, NetworkHandover, OperationResult, RepairedCapsule, RoundInfo, ThrottleReport,
-    TransferReport,
+    BucketCapsule, CaptureReport, Damage, NetworkHandover, OperationResult, RepairedCapsule, RoundInfo,
+    ThrottleReport, TransferReport,
 };
 use whimbrel_core::{ByteSize, MachineName};
+
+/// Capsules of a bucket, and what was freed there.
+fn bucket(freed: ByteSize, capsules: &[BucketCapsule]) -> String {
+    let row = |capsule: &BucketCapsule| {
+        [capsule.name.to_string(), capsule.id.short(), ago(capsule.time_ms), capsule.size.to_string()]
+    };
+    let listed =
+        table(["NAME", "ID", "AGE", "SIZE"], capsules.iter().map(row), "no capsule has a name there");
+    if freed.0 == 0 { listed } else { format!("{freed} freed\n{listed}") }
+}
 
 /// Formats a result as one line or more.
 pub(crate) fn describe(result: &OperationResult) -> String {
@@ -65,6 +75,7 @@ pub(crate) fn describe(result: &OperationResult) -> String {
             }
         }
         OperationResult::Export { path, bytes } => format!("wrote {bytes} to {}\n", path.display()),
+        OperationResult::Bucket { freed, capsules } => bucket(*freed, capsules),
         OperationResult::Import { capsule, added } => {
             format!("{}  {added} added to the store\n", capsule.short())
         }

@@ -200,6 +200,27 @@ impl CapsuleWriter {
         Framer::new(&session.inner, self.threads.pack()).plain(kind, &new, group)
     }
 
+    /// Stores those objects that the store lacks or will lose, `group` to a frame; `read` gets their digests,
+    /// and returns their content. Returns how many they are.
+    pub(crate) fn put_lacking(
+        &self,
+        kind: Kind,
+        digests: &[Digest],
+        group: usize,
+        read: impl FnOnce(&[Digest]) -> Result<Vec<Vec<u8>>>,
+    ) -> Result<u64> {
+        let session = &self.threads.context;
+        session.check()?;
+        let indexes = session.inner.objects.indexes.snapshot();
+        let _claiming = session.claiming();
+        let new: Vec<Digest> =
+            digests.iter().copied().filter(|digest| session.claim(digest, &indexes)).collect();
+        let objects = read(&new)?;
+        let objects: Vec<_> = new.iter().copied().zip(objects.iter().map(Vec::as_slice)).collect();
+        Framer::new(&session.inner, self.threads.pack()).plain(kind, &objects, group)?;
+        Ok(new.len() as u64)
+    }
+
     /// Stores objects again, of which the store has damaged copies.
     pub(crate) fn put_copies(&self, kind: Kind, objects: &[(Digest, &[u8])], group: usize) -> Result<()> {
         let session = &self.threads.context;
@@ -216,12 +237,29 @@ impl CapsuleWriter {
     /// Commits a capsule and points `refs` at it. On return all of it is durable. If it shares an image with
     /// a partial capsule, it is marked partial too.
     pub fn commit(&self, manifest: &Manifest, refs: &[RefName]) -> Result<CapsuleId> {
+        let is_partial =
+            || Ok(self.check_complete(manifest)? || self.threads.partial.load(Ordering::Relaxed));
+        self.commit_if(manifest, refs, &is_partial)
+    }
+
+    /// Commits a capsule all of whose objects were put into this writer.
+    pub(crate) fn commit_whole(&self, manifest: &Manifest, refs: &[RefName]) -> Result<CapsuleId> {
+        self.commit_if(manifest, refs, &|| Ok(false))
+    }
+
+    /// Commits a capsule that is complete, or partial as `is_partial` says.
+    fn commit_if(
+        &self,
+        manifest: &Manifest,
+        refs: &[RefName],
+        is_partial: &dyn Fn() -> Result<bool>,
+    ) -> Result<CapsuleId> {
         let bytes = manifest.encode()?;
         let id = CapsuleId(self.put_object(Kind::Manifest, &bytes)?);
         self.threads.flush()?;
         self.threads.context.check()?;
         let gate = self.gate()?;
-        if self.check_complete(manifest)? || self.threads.partial.load(Ordering::Relaxed) {
+        if is_partial()? {
             self.store.mark_partial(&id)?;
         } else {
             self.store.record_complete(&id)?;

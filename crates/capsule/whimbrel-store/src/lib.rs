@@ -8,6 +8,7 @@
 //! that meets it, and nothing else. After a failed sync or an I/O error the handle is latched: reads still
 //! work, writes are rejected until [`Store::reopen`] or garbage collection finds that the disk works again.
 
+mod capsule_copy;
 mod capsule_queries;
 mod capsule_stream;
 mod capsule_writer;
@@ -49,6 +50,7 @@ mod stored_image;
 mod verify;
 pub mod vfs;
 
+pub use capsule_copy::CopyProgress;
 pub use capsule_queries::{CapsuleInfo, Divergence, ImageChange};
 pub use capsule_writer::CapsuleWriter;
 pub use encryption::{Encryption, SealReport};

@@ -84,6 +84,20 @@ class Calls(ABC):
         )
         return answer
 
+    def bucket(self, *, bucket: str, gc: bool | None = None, untag: str | None = None) -> Operation:
+        """List the capsules of a bucket, remove a name there, or delete objects that no name needs.
+        """
+        answer: Operation = self._json(
+            "POST",
+            "/v1/buckets",
+            body={
+                "bucket": bucket,
+                "gc": gc,
+                "untag": untag,
+            },
+        )
+        return answer
+
     def cache(self) -> CacheInfo:
         """State of the hash cache."""
         answer: CacheInfo = self._json("GET", "/v1/cache")
@@ -376,6 +390,7 @@ class Calls(ABC):
         format: ExportFormat,
         path: str,
         image: str | None = None,
+        key: str | None = None,
     ) -> Operation:
         """Write a capsule or an image to a file of the host."""
         answer: Operation = self._json(
@@ -385,6 +400,7 @@ class Calls(ABC):
                 "capsule": capsule,
                 "format": format,
                 "image": image,
+                "key": key,
                 "path": path,
             },
         )
@@ -438,13 +454,21 @@ class Calls(ABC):
         answer: ImageOffers = self._json("GET", "/v1/images")
         return answer
 
-    def import_(self, *, format: ImportFormat, name: str, path: str) -> Operation:
+    def import_(
+        self,
+        *,
+        format: ImportFormat,
+        name: str,
+        path: str,
+        key: str | None = None,
+    ) -> Operation:
         """Read a capsule or a disk from a file of the host."""
         answer: Operation = self._json(
             "POST",
             "/v1/import",
             body={
                 "format": format,
+                "key": key,
                 "name": name,
                 "path": path,
             },
@@ -1045,6 +1069,26 @@ class AsyncCalls(ABC):
         )
         return answer
 
+    async def bucket(
+        self,
+        *,
+        bucket: str,
+        gc: bool | None = None,
+        untag: str | None = None,
+    ) -> Operation:
+        """List the capsules of a bucket, remove a name there, or delete objects that no name needs.
+        """
+        answer: Operation = await self._json(
+            "POST",
+            "/v1/buckets",
+            body={
+                "bucket": bucket,
+                "gc": gc,
+                "untag": untag,
+            },
+        )
+        return answer
+
     async def cache(self) -> CacheInfo:
         """State of the hash cache."""
         answer: CacheInfo = await self._json("GET", "/v1/cache")
@@ -1349,6 +1393,7 @@ class AsyncCalls(ABC):
         format: ExportFormat,
         path: str,
         image: str | None = None,
+        key: str | None = None,
     ) -> Operation:
         """Write a capsule or an image to a file of the host."""
         answer: Operation = await self._json(
@@ -1358,6 +1403,7 @@ class AsyncCalls(ABC):
                 "capsule": capsule,
                 "format": format,
                 "image": image,
+                "key": key,
                 "path": path,
             },
         )
@@ -1411,13 +1457,21 @@ class AsyncCalls(ABC):
         answer: ImageOffers = await self._json("GET", "/v1/images")
         return answer
 
-    async def import_(self, *, format: ImportFormat, name: str, path: str) -> Operation:
+    async def import_(
+        self,
+        *,
+        format: ImportFormat,
+        name: str,
+        path: str,
+        key: str | None = None,
+    ) -> Operation:
         """Read a capsule or a disk from a file of the host."""
         answer: Operation = await self._json(
             "POST",
             "/v1/import",
             body={
                 "format": format,
+                "key": key,
                 "name": name,
                 "path": path,
             },

@@ -72,6 +72,7 @@ OperationKind = Literal[
     "import",
     "pull",
     "push",
+    "bucket",
     "cache",
 ]
 
@@ -184,6 +185,32 @@ class BalloonTargetTo(TypedDict):
     kind: Literal["to"]
     #: Memory that the guest still has.
     size: int
+
+
+class BucketCapsule(TypedDict):
+    """Capsule in a bucket."""
+
+    #: Digest of the manifest.
+    id: str
+    #: Name of the capsule there.
+    name: str
+    #: Size of memory and disks.
+    size: int
+    #: Time at which the capsule was taken.
+    time_ms: int
+
+
+class BucketRequest(TypedDict):
+    """Body of `POST /v1/buckets`: list the capsules of a bucket, after something was removed there
+    if requested.
+    """
+
+    #: Location of the store, as `s3://BUCKET[/PREFIX][?endpoint=URL]`.
+    bucket: str
+    #: Delete objects that no name needs, and no host that runs a machine from there.
+    gc: NotRequired[bool]
+    #: Name to remove.
+    untag: NotRequired[str | None]
 
 
 class CacheAddRequest(TypedDict):
@@ -655,6 +682,8 @@ class ExportRequest(TypedDict):
     format: ExportFormat
     #: Page array to write as `raw` or `qcow2` [default: the first disk].
     image: NotRequired[str | None]
+    #: Key to encrypt a capsule with: 64 hexadecimal digits [default: it is not encrypted].
+    key: NotRequired[str | None]
     #: Absolute path of the file to create on the host. It must not exist.
     path: str
 
@@ -983,6 +1012,8 @@ class ImportRequest(TypedDict):
 
     #: Content of the file. A disk becomes a disk-only capsule.
     format: ImportFormat
+    #: Key of an encrypted capsule.
+    key: NotRequired[str | None]
     #: Tag for the new capsule.
     name: str
     #: Absolute path of the file on the host.
@@ -1726,6 +1757,16 @@ class OperationResultImport(TypedDict):
     kind: Literal["import"]
 
 
+class OperationResultBucket(TypedDict):
+    """Capsules of a bucket."""
+
+    #: What has a name there.
+    capsules: list[BucketCapsule]
+    #: Bytes that were freed there.
+    freed: int
+    kind: Literal["bucket"]
+
+
 class OperationResultPull(TypedDict):
     """Capsule that was fetched."""
 
@@ -2100,7 +2141,8 @@ class PullRequest(TypedDict):
     host: NotRequired[str | None]
     #: Fetch only the description; pages are fetched when they are read.
     lazy: NotRequired[bool]
-    #: Pool to fetch from, as `MANAGER[,MANAGER][/FOLDER]`; a manager is `HOST:PORT/KEY`.
+    #: Pool to fetch from, as `MANAGER[,MANAGER][/FOLDER]`; a manager is `HOST:PORT/KEY`. Or a
+    #: bucket, as `s3://BUCKET[/PREFIX][?endpoint=URL]`.
     pool: NotRequired[str | None]
     #: Tag for the capsule on this host.
     tag: NotRequired[str | None]
@@ -2116,8 +2158,9 @@ class PushRequest(TypedDict):
     follow: NotRequired[bool]
     #: Target [default: the trusted host, if there is only one].
     host: NotRequired[str | None]
-    #: Target folder of a pool, as `MANAGER[,MANAGER][/FOLDER]`; a manager is `HOST:PORT/KEY`. The
-    #: newest capsule of the machine, or the capsule, is copied.
+    #: Target folder of a pool, as `MANAGER[,MANAGER][/FOLDER]`; a manager is `HOST:PORT/KEY`. Or a
+    #: bucket, as `s3://BUCKET[/PREFIX][?endpoint=URL]`. The newest capsule of the machine, or the
+    #: capsule, is copied.
     pool: NotRequired[str | None]
     #: Machine, which is suspended and handed off to the other host, or capsule, which is copied.
     subject: CapsuleRef
@@ -2243,7 +2286,8 @@ class ResumeRequest(TypedDict):
     #: Name for the machine [default: the name that it had].
     name: NotRequired[str | None]
     network: NotRequired[MoveNetwork | None]
-    #: Pool that has the capsule, as `MANAGER[,MANAGER][/FOLDER]`; a manager is `HOST:PORT/KEY`.
+    #: Pool that has the capsule, as `MANAGER[,MANAGER][/FOLDER]`; a manager is `HOST:PORT/KEY`. Or
+    #: a bucket, as `s3://BUCKET[/PREFIX][?endpoint=URL]`.
     pool: NotRequired[str | None]
     #: Resume a machine that was handed off to another host, although that host may run it.
     reclaim: NotRequired[bool]
@@ -2417,14 +2461,14 @@ class ScheduledWorkCheckpoint(TypedDict):
 
 
 class ScheduledWorkPush(TypedDict):
-    """Copy the newest capsule of a machine to a host or a pool."""
+    """Copy the newest capsule of a machine to a host, a pool or a bucket."""
 
     #: Target host; none for a pool.
     host: NotRequired[str | None]
     kind: Literal["push"]
     #: Name of the machine.
     machine: str
-    #: Target folder of a pool, as for a push.
+    #: Target folder of a pool, or a bucket, as for a push.
     pool: NotRequired[str | None]
     retain: NotRequired[Retention | None]
 
@@ -2438,6 +2482,8 @@ class ScheduledWorkVerify(TypedDict):
 class ScheduledWorkGc(TypedDict):
     """Delete objects that no ref needs."""
 
+    #: Bucket in which to do so [default: the store of the host].
+    bucket: NotRequired[str | None]
     kind: Literal["gc"]
 
 
@@ -2772,6 +2818,7 @@ OperationResult = Union[
     OperationResultRepair,
     OperationResultExport,
     OperationResultImport,
+    OperationResultBucket,
     OperationResultPull,
     OperationResultPush,
     OperationResultFollow,
@@ -2814,6 +2861,8 @@ __all__ = [
     "BalloonTargetAuto",
     "BalloonTargetOff",
     "BalloonTargetTo",
+    "BucketCapsule",
+    "BucketRequest",
     "CacheAddRequest",
     "CacheInfo",
     "CacheSource",
@@ -2936,6 +2985,7 @@ __all__ = [
     "OperationId",
     "OperationKind",
     "OperationResult",
+    "OperationResultBucket",
     "OperationResultCache",
     "OperationResultCheckpoint",
     "OperationResultClone",

@@ -48,6 +48,7 @@ impl Daemon {
         }
         let key = master_key::read_file(&request.key_file, self.directories.data())?;
         self.store.change_master_key(&key).map_err(refs::store_error("change the master key"))?;
+        self.set_master_key(key.clone());
         tracing::warn!(
             master = %key.id(),
             file = %request.key_file.display(),

@@ -1,4 +1,5 @@
-//! Repair: fetches the damaged and missing objects of capsules from other hosts or a pool.
+//! Repair: fetches the damaged and missing objects of capsules from other hosts, a pool or a
+//! bucket.
 //!
 //! The store decides what is asked for and when a damaged copy may go (`whimbrel_store::Store::repair`).
 //! Other hosts answer as for a pull: each gives what its trust entry for this host allows.
@@ -7,6 +8,7 @@ use crate::{
     capsule::maintenance::reading,
     core::{error::DaemonError, refs},
     daemon::Daemon,
+    transfer::bucket::is_bucket,
 };
 use std::{collections::BTreeMap, sync::Arc};
 use whimbrel_api::{Operation, OperationKind, OperationResult, RepairRequest, RepairedCapsule as Repaired};
@@ -20,7 +22,7 @@ impl Daemon {
     pub(crate) fn repair(self: &Arc<Self>, request: RepairRequest) -> Result<Operation, DaemonError> {
         let only = request.capsule.as_ref().map(|capsule| refs::resolve(&self.store, capsule)).transpose()?;
         let subject = request.capsule.as_ref().map_or_else(|| "the store".to_owned(), ToString::to_string);
-        if request.pool.is_some() && request.capsule.is_none() {
+        if request.pool.as_deref().is_some_and(|pool| !is_bucket(pool)) && request.capsule.is_none() {
             return Err(DaemonError::invalid("name the capsule whose file in the pool is to be used"));
         }
         let host = self.clone();
@@ -37,6 +39,9 @@ impl Daemon {
         self: &Arc<Self>,
         request: &RepairRequest,
     ) -> Result<(Box<dyn RemoteObjects>, Vec<String>), DaemonError> {
+        if let Some(bucket) = request.pool.as_deref().filter(|place| is_bucket(place)) {
+            return Ok((self.bucket_objects(bucket)?, vec![bucket.to_owned()]));
+        }
         if let (Some(pool), Some(capsule)) = (&request.pool, &request.capsule) {
             return Ok((self.pooled_objects(pool, capsule)?, vec![format!("pool:{pool}")]));
         }

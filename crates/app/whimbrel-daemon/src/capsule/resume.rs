@@ -10,6 +10,7 @@ use crate::{
     daemon::Daemon,
     machine::record::{Phase, Record},
     network::tunnel,
+    transfer::bucket::is_bucket,
 };
 use std::{
     sync::Arc,
@@ -72,6 +73,10 @@ impl Daemon {
                     let itself =
                         |machine: &MachineName| request.name.as_ref().is_none_or(|name| name == machine);
                     match &request.pool {
+                        Some(bucket) if is_bucket(bucket) => {
+                            let found = host.fetch_to_resume_from_bucket(bucket, &request.capsule)?;
+                            (found.0, found.1, None)
+                        }
                         Some(pool) => {
                             let name = request.name.as_ref();
                             let found = host.fetch_pooled_to_resume(pool, &request.capsule, name)?;

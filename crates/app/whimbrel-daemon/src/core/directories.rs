@@ -5,6 +5,7 @@
 //! DATA/store/          capsules                   DATA/boot/DIGEST    kernels and initial RAM disks
 //! DATA/page-cache      hash cache                 DATA/working-sets/  prefetch lists of capsules
 //! DATA/pooled/         partial capsules of pools  DATA/pool-secret    secret that encrypts chunks
+//! DATA/buckets.json    partial capsules of buckets
 //! DATA/tunnels/        tunnels of machines whose network is here while they run elsewhere
 //! DATA/machines/NAME/  machine.json (until it is saved, `starting`), disk0/ …, console.log
 //! DATA/trash/          folders of machines that are gone, until they are removed
@@ -166,6 +167,8 @@ places! {
     /// Handovers that this host began and a target may still wait for.
     handovers = data / "handovers.json";
     partial_capsules = data / "pooled";
+    /// Partial capsules whose other pages are in buckets.
+    buckets = data / "buckets.json";
     /// The secret that encrypts chunks in pools; may be absent.
     pool_secret = data / "pool-secret";
     prefetch_lists = data / "working-sets";

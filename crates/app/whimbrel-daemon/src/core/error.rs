@@ -115,6 +115,8 @@ pub enum DaemonError {
     Transfer { host: HostName, source: Cause },
     #[error("cannot read from or write to {pool}")]
     Pool { pool: String, source: Cause },
+    #[error("cannot read from or write to {place}")]
+    Bucket { place: String, source: Cause },
     #[error("the hash cache failed")]
     HashCache { source: Cause },
     #[error("{name} was handed off to {to}, which may resume it")]
@@ -223,6 +225,7 @@ impl DaemonError {
             Self::Migrate { source, .. } => migrate_code(source),
             Self::Transfer { .. } => ErrorCode::Unreachable,
             Self::Pool { source, .. } => pool_code(&**source),
+            Self::Bucket { .. } => ErrorCode::Unreachable,
             Self::HashCache { source } => chain_code(&**source),
             Self::HandedOff { .. } | Self::MissingPages { .. } | Self::Evacuating => ErrorCode::Busy,
             Self::NotEvacuated { source, .. } => source.code,
@@ -363,6 +366,9 @@ impl DaemonError {
             }
             Self::Pool { .. } if self.code() == ErrorCode::Unreachable => {
                 "the pool must know this host: `whimbrel key` prints the key, `whimbrel pool admit` on its manager admits it".into()
+            }
+            Self::Bucket { .. } => {
+                "the daemon's environment has the credentials: `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, and `AWS_ENDPOINT` if it is not Amazon's".into()
             }
             Self::HalfRenamed { from, .. } => {
                 format!("mend the cause and restart the daemon, which does the rest; until then nothing can be called {from}")

@@ -7,14 +7,14 @@ use crate::core::{
 use std::{
     net::SocketAddr,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
 };
 use tokio::runtime::Handle;
 use whimbrel_api::StoreUsage;
-use whimbrel_core::{ByteSize, HostName, error_chain};
+use whimbrel_core::{ByteSize, HostName, error_chain, lock};
 use whimbrel_qemu::QemuBinary;
 use whimbrel_store::{MasterKey, Store};
 use whimbrel_wire::{Identity, Trust};
@@ -24,6 +24,8 @@ pub(crate) struct Core {
     pub(crate) name: HostName,
     pub(crate) directories: Directories,
     pub(crate) store: Store,
+    /// Master key of the store, which buckets of this host have too.
+    master_key: Mutex<Option<MasterKey>>,
     /// The host's key, or why it cannot be read: then other hosts are neither called nor served.
     identity: Result<Identity, String>,
     pub(crate) trust: Arc<Trust>,
@@ -48,7 +50,7 @@ impl Core {
         key: Option<MasterKey>,
         runtime: Handle,
     ) -> Result<Self, DaemonError> {
-        let options = whimbrel_store::Options { key, ..whimbrel_store::Options::create() };
+        let options = whimbrel_store::Options { key: key.clone(), ..whimbrel_store::Options::create() };
         let store = Store::open(&directories.store(), options);
         let store = store.map_err(refs::store_error("open"))?;
         if let Err(error) = store.reindex_if_needed() {
@@ -75,6 +77,7 @@ impl Core {
             name,
             directories,
             store,
+            master_key: Mutex::new(key),
             identity,
             trust: Arc::new(trust),
             runtime,
@@ -113,6 +116,16 @@ impl Core {
 
     pub(crate) fn operations(&self) -> &Operations {
         &self.operations
+    }
+
+    /// Master key of the store, if it is encrypted.
+    pub(crate) fn master_key(&self) -> Option<MasterKey> {
+        lock(&self.master_key).clone()
+    }
+
+    /// The store has another master key from now on.
+    pub(crate) fn set_master_key(&self, key: MasterKey) {
+        *lock(&self.master_key) = Some(key);
     }
 
     /// The key of this host.

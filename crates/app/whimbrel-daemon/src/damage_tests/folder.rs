@@ -188,6 +188,8 @@ fn others(host: &Daemon, access: &Access, capsule: CapsuleId) {
     let pooled: serde_json::Value = json(r#"{"pool": {"managers": [], "folder": "vm"}, "version": 1}"#);
     fs::create_dir_all(layout.partial_capsules()).expect("a folder");
     json_file::replace(&layout.partial_capsules().join(capsule.to_string()), &pooled).expect("a record");
+    let buckets = serde_json::json!({"capsules": {capsule.to_string(): "s3://vault/vms"}});
+    json_file::replace(&layout.buckets(), &buckets).expect("a record");
     let past: serde_json::Value = json(
         r#"{"format":1,"id":"0badcafe","machine":"web","from":"alpha","started_ms":1,"request":{"host":"beta"},
             "total_ms":1.0,"rounds":[],"end":"failed","reason":"on purpose"}"#,

@@ -5,6 +5,7 @@ use crate::{
     core::{error::DaemonError, refs},
     daemon::Daemon,
     schedule::ScheduledActions,
+    transfer::bucket::is_bucket,
 };
 use std::{
     collections::BTreeMap,
@@ -12,7 +13,8 @@ use std::{
     time::Duration,
 };
 use whimbrel_api::{
-    BalloonTarget, CapsuleRef, Operation, OperationResult, OperationState, PushRequest, ScheduledWork,
+    BalloonTarget, BucketRequest, CapsuleRef, Operation, OperationResult, OperationState, PushRequest,
+    ScheduledWork,
 };
 use whimbrel_core::{CapsuleId, HostName, MachineName, RefName};
 use whimbrel_store::{Expected, StoreError};
@@ -53,10 +55,20 @@ impl Actions {
                     follow: false,
                     unfollow: false,
                 };
-                daemon.push_as(request, copied.map(|_| tag.clone()))
+                let is_to_bucket = pool.as_deref().is_some_and(is_bucket);
+                let name = match copied {
+                    Some(_) => Some(tag.clone()),
+                    // Each run would leave another name there, which nobody removes.
+                    None if is_to_bucket => machine.as_str().parse().ok(),
+                    None => None,
+                };
+                daemon.push_as(request, name)
             }
             ScheduledWork::Verify => Ok(daemon.verify()),
-            ScheduledWork::Gc => Ok(daemon.gc()),
+            ScheduledWork::Gc { bucket: None } => Ok(daemon.gc()),
+            ScheduledWork::Gc { bucket: Some(bucket) } => {
+                daemon.tend_bucket(BucketRequest { bucket: bucket.clone(), untag: None, gc: true })
+            }
         }
     }
 }
@@ -133,7 +145,9 @@ fn outcome(result: OperationResult) -> Result<String, DaemonError> {
                 first.problem
             ))),
         },
-        OperationResult::Gc { freed, .. } => Ok(format!("{freed} freed")),
+        OperationResult::Gc { freed, .. } | OperationResult::Bucket { freed, .. } => {
+            Ok(format!("{freed} freed"))
+        }
         _ => Ok("done".to_owned()),
     }
 }

@@ -9,6 +9,7 @@ use crate::{
         copies::{self, Copies},
         plan::Rhythm,
     },
+    transfer::bucket::is_bucket,
 };
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -135,16 +136,18 @@ fn check(schedule: &ScheduleRequest) -> Result<(), DaemonError> {
     match &schedule.work {
         ScheduledWork::Checkpoint { retain: Some(rule), .. } => check_rule(rule),
         ScheduledWork::Push { host: None, pool: None, .. } => {
-            Err(DaemonError::invalid("name a host or a pool to push to"))
+            Err(DaemonError::invalid("name a host, a pool or a bucket to push to"))
         }
         ScheduledWork::Push { host: Some(_), pool: Some(_), .. } => {
             Err(DaemonError::invalid("name a host or a pool, not both"))
         }
-        ScheduledWork::Push { pool: Some(_), retain: Some(_), .. } => Err(DaemonError::invalid(
-            "the policy of a pool's folder says what it retains: see `whimbrel pool policy --help`",
-        )),
+        ScheduledWork::Push { pool: Some(pool), retain: Some(_), .. } if !is_bucket(pool) => {
+            Err(DaemonError::invalid(
+                "the policy of a pool's folder says what it retains: see `whimbrel pool policy --help`",
+            ))
+        }
         ScheduledWork::Push { retain: Some(Retention { may_empty: true, .. }), .. } => {
-            Err(DaemonError::invalid("the newest copy at the other host always stays: leave --may-empty out"))
+            Err(DaemonError::invalid("the newest copy always stays: leave --may-empty out"))
         }
         ScheduledWork::Push { retain: Some(rule), .. } => check_rule(rule),
         _ => Ok(()),

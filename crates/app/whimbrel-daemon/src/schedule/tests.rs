@@ -198,5 +198,8 @@ fn copies_at_another_host_have_as_many_tags_as_are_retained_whoever_restarts_mea
 
     let pool =
         ScheduledWork::Push { machine: "web".parse().unwrap(), host: None, pool: Some("m/x".into()), retain };
-    assert!(ScheduleRecord::new(ScheduleRequest { work: pool, ..request }, 1).is_err());
+    assert!(ScheduleRecord::new(ScheduleRequest { work: pool, ..request.clone() }, 1).is_err());
+    let pool = Some("s3://vault/vms".into());
+    let bucket = ScheduledWork::Push { machine: "web".parse().unwrap(), host: None, pool, retain };
+    assert!(ScheduleRecord::new(ScheduleRequest { work: bucket, ..request }, 1).is_ok());
 }

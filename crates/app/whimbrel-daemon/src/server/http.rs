@@ -198,6 +198,7 @@ fn capsule_routes(calls: Calls) -> Calls {
         Untag (name: KnownRef) () => move |host| host.remove_ref(&name.0);
         Tag (tag: TagName) (request: TagRequest) => move |host| host.tag(&tag.0, &request.capsule);
         Gc () () => |host| Ok(host.gc());
+        Bucket () (request: BucketRequest) => move |host| host.tend_bucket(request);
         Verify () () => |host| Ok(host.verify());
         Repair () (request: RepairRequest) => move |host| host.repair(request);
         Encryption () () => |host| host.encryption();

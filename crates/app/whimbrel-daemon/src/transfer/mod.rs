@@ -1,5 +1,6 @@
-//! Capsules between hosts and pools: pull, push, handoff and upload.
+//! Capsules between hosts, pools and buckets: pull, push, handoff and upload.
 
+pub(crate) mod bucket;
 pub(crate) mod capsule_access;
 pub(crate) mod handoff;
 pub(crate) mod hash_cache;

@@ -10,9 +10,11 @@ use crate::{
     core::{error::DaemonError, history, operations::ProgressReporter, refs},
     daemon::Daemon,
     server::peer_rpc::{ClaimMachine, HandoffSubject},
+    transfer::bucket::is_bucket,
 };
 use bytes::Bytes;
 use std::{
+    collections::BTreeSet,
     ops::ControlFlow,
     sync::{
         Arc,
@@ -133,6 +135,9 @@ impl Daemon {
     }
 
     pub(crate) fn pull(self: &Arc<Self>, request: PullRequest) -> Result<Operation, DaemonError> {
+        if let Some(bucket) = request.pool.clone().filter(|place| is_bucket(place)) {
+            return self.pull_from_bucket(&bucket, request);
+        }
         if let Some(pool) = request.pool.clone() {
             return self.pull_from_pool(&pool, request);
         }
@@ -317,18 +322,37 @@ impl Daemon {
         capsule: CapsuleId,
         progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
     ) -> Result<(), DaemonError> {
-        let going_on = |bytes, whole: u64| {
+        let mut going_on = |bytes, whole: u64| {
             progress(&Progress { received: bytes, left: whole.saturating_sub(bytes), ..Progress::default() })
         };
         let pooled = match self.is_partial(&capsule) {
-            true => self.fetch_from_pools(capsule, &mut { going_on }),
+            true => self.fetch_from_pools(capsule, &mut going_on),
             false => Ok(()),
+        };
+        let pooled = match self.is_partial(&capsule) {
+            true => pooled.and_then(|()| self.fetch_from_buckets(capsule, &mut going_on)),
+            false => pooled,
         };
         if matches!(pooled, Err(DaemonError::Cancelled { .. })) || !self.is_partial(&capsule) {
             return pooled;
         }
         let pulled = self.pull_all(&self.sources(), &self.name, (capsule, &[]), progress).map(drop);
         pulled.map_err(|error| pooled.err().unwrap_or(error))
+    }
+
+    /// A capsule and its ancestors, of which it may lack pages.
+    pub(super) fn with_ancestors(&self, capsule: CapsuleId) -> Result<BTreeSet<CapsuleId>, DaemonError> {
+        let ancestors = self.store.log(&capsule).map_err(refs::store_error("read the capsule"))?;
+        let parents = ancestors.iter().flat_map(|(_, manifest)| manifest.parents.iter().copied());
+        Ok(parents.chain([capsule]).collect())
+    }
+
+    /// Marks a partial capsule as complete if nothing of it is missing any more.
+    pub(super) fn complete_if_whole(&self, capsule: &CapsuleId) {
+        if let Err(error) = self.store.complete(capsule) {
+            let error = &error as &dyn std::error::Error;
+            tracing::debug!(%capsule, error, "a capsule is still partial after a fetch");
+        }
     }
 
     /// Other sources of pages on this host.

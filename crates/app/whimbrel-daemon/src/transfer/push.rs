@@ -7,7 +7,7 @@ use crate::{
     daemon::Daemon,
     machine::record::Phase,
     server::peer_rpc::{GrantMachine, HandoffSubject, PrepareHandoff},
-    transfer::upload::UploadTarget,
+    transfer::{bucket::is_bucket, upload::UploadTarget},
 };
 use bytes::Bytes;
 use std::{
@@ -37,6 +37,9 @@ impl Daemon {
         request: PushRequest,
         tag: Option<RefName>,
     ) -> Result<Operation, DaemonError> {
+        if let Some(bucket) = request.pool.as_deref().filter(|place| is_bucket(place)) {
+            return self.push_to_bucket(bucket, &request, tag);
+        }
         if let Some(pool) = &request.pool {
             return self.push_to_pool(pool, &request);
         }

@@ -1,4 +1,5 @@
-//! Remote objects of the store: fetches missing objects from local files, then pools, then other hosts.
+//! Remote objects of the store: fetches missing objects from local files, then pools, then buckets, then
+//! other hosts.
 
 use super::store_service::TransferState;
 use crate::daemon::Daemon;
@@ -35,6 +36,9 @@ impl RemoteObjects for PeerObjects {
     fn objects(&self, kind: Kind, wants: &[ObjectWant]) -> Result<Vec<Vec<u8>>, RemoteObjectsError> {
         let host = self.host()?;
         let mut from = host.objects_from_pools(wants);
+        if from.found.iter().any(Option::is_none) {
+            from.add(host.objects_from_buckets(wants));
+        }
         let rest: Vec<ObjectWant> = wants
             .iter()
             .zip(&from.found)
@@ -54,7 +58,10 @@ impl RemoteObjects for PeerObjects {
         let look = |digest| cache.as_ref().and_then(|cache| cached(cache, digest));
         let mut found: Vec<Option<Vec<u8>>> = wants.iter().flat_map(|want| &want.digests).map(look).collect();
         let rest = missing(wants, &found);
-        let from = host.pages_from_pools(&rest);
+        let mut from = host.pages_from_pools(&rest);
+        if from.found.iter().any(Option::is_none) {
+            from.add(host.pages_from_buckets(&rest));
+        }
         let mut away = from.error;
         let mut pooled = from.found.into_iter();
         for slot in found.iter_mut().filter(|slot| slot.is_none()) {
@@ -70,7 +77,8 @@ impl RemoteObjects for PeerObjects {
 
     fn cluster(&self) -> u64 {
         let of = |host: Arc<Daemon>| {
-            host.pooled_cluster().unwrap_or(1).max(host.transfers.remote(&host).cluster())
+            let away = host.pooled_cluster().max(host.bucket_cluster());
+            away.unwrap_or(1).max(host.transfers.remote(&host).cluster())
         };
         self.host().map_or(1, of)
     }

@@ -1,17 +1,20 @@
 //! `whimbrel ls`: lists capsules of this host or of another one.
 
+use crate::{argument_types::is_bucket, operation};
 use crate::{
     capsule_text,
     context::Context,
     error::CliError,
     table::{ago, table},
 };
-use whimbrel_api::RemoteCapsule;
-use whimbrel_core::HostName;
+use std::str::FromStr;
+use whimbrel_api::{BucketRequest, RemoteCapsule};
+use whimbrel_core::{HostName, NameError};
 
 const EXAMPLES: &str = "\
 Examples:
   whimbrel ls
+  whimbrel ls --from s3://vault/vms
   whimbrel ls --from beta    capsules that beta offers; `whimbrel pull beta:NAME` fetches one
   whimbrel ls --json | jq -r '.[] | select(.machine == \"web\") | .id'";
 
@@ -19,15 +22,34 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// List the capsules that a trusted host offers
-    #[arg(long, value_name = "HOST")]
-    from: Option<HostName>,
+    /// List the capsules that a trusted host offers, or those of a bucket
+    #[arg(long, value_name = "HOST|s3://BUCKET")]
+    from: Option<From>,
+}
+
+/// Place whose capsules are listed.
+#[derive(Debug, Clone)]
+enum From {
+    Host(HostName),
+    Bucket(String),
+}
+
+impl FromStr for From {
+    type Err = NameError;
+
+    fn from_str(text: &str) -> Result<Self, NameError> {
+        if is_bucket(text) { Ok(Self::Bucket(text.to_owned())) } else { text.parse().map(Self::Host) }
+    }
 }
 
 impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
         match self.from {
-            Some(host) => {
+            Some(From::Bucket(bucket)) => {
+                let request = BucketRequest { bucket, untag: None, gc: false };
+                operation::perform(context, context.client.bucket(&request)).await
+            }
+            Some(From::Host(host)) => {
                 let all = context.client.remote(&host).await?;
                 context.output.result(all.as_slice(), remote)
             }

@@ -14,6 +14,7 @@ Examples:
   whimbrel resume web                     at home: continue, at any time
   whimbrel push before-upgrade vault      copy a capsule
   whimbrel push web pool:MANAGER/vms      copy the newest capsule of web to a pool
+  whimbrel push web s3://vault/vms        copy it to a bucket
   whimbrel push web vault --continuous    upload every new capsule of web in the background
   whimbrel push web pool:MANAGER/vms --continuous   the same to a pool, with all epoch snapshots
   whimbrel push web --stop-continuous
@@ -31,7 +32,8 @@ A machine that was pushed to a host is resumed there and not here. If that host 
 pub(crate) struct Args {
     /// Machine, or capsule by tag or id
     subject: CapsuleRef,
-    /// Target: a host, or pool:MANAGER[/FOLDER] [default: the trusted host, if there is only one]
+    /// Target: a host, pool:MANAGER[/FOLDER] or s3://BUCKET[/PREFIX] [default: the trusted host, if there is
+    /// only one]
     host: Option<PushTarget>,
     /// Shrink guest memory before the suspend: auto, off, or the size to shrink to
     #[arg(long, value_name = "auto|off|SIZE", default_value = "auto")]

@@ -16,6 +16,7 @@ Examples:
   whimbrel resume 3fa95c81 --full
   whimbrel resume beta:web                  a capsule on beta; pages are fetched when touched
   whimbrel resume pool:MANAGER/vms/web      the same from a pool
+  whimbrel resume s3://vault/vms/web        the same from a bucket
   whimbrel resume web@-5m --name before     web five minutes ago (see `protect --snapshots`)
   whimbrel resume web --network home        suspended on another host, web keeps its address there";
 
@@ -27,7 +28,7 @@ Examples:
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Tag, machine (its newest capsule), id, or NAME@-AGE (the newest epoch snapshot of at least that age);
-    /// HOST: or pool:MANAGER/ in front names another place
+    /// HOST:, pool:MANAGER/ or s3://BUCKET/ in front names another place
     #[arg(value_name = "[HOST:]CAPSULE")]
     capsule: Located,
     /// Name for the machine [default: the name that it had]

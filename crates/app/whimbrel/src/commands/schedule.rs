@@ -1,7 +1,7 @@
 //! `whimbrel schedule`: work that the daemon does by itself.
 
 use crate::{
-    argument_types::{DurationArg, PushTarget},
+    argument_types::{DurationArg, PushTarget, bucket},
     context::Context,
     error::CliError,
     output::Removed,
@@ -19,6 +19,8 @@ Examples:
   whimbrel schedule create nightly checkpoint web --every 1d --at 3h --daily 7 --weekly 4 --monthly 6
   whimbrel schedule create hourly checkpoint db --every 1h --last 24
   whimbrel schedule create offsite push web --to beta --every 1d --at 4h --daily 7
+  whimbrel schedule create vault push web --to s3://vault/vms --every 1d --daily 30
+  whimbrel schedule create vault-tidy gc s3://vault/vms --every 7d
   whimbrel schedule create check verify --every 7d
   whimbrel schedule create tidy gc --every 1d
   whimbrel schedule run nightly --dry-run      what the rule would remove now
@@ -91,12 +93,12 @@ enum Work {
         #[command(flatten)]
         keep: Keep,
     },
-    /// Copy the newest capsule of a machine to a host or a pool
+    /// Copy the newest capsule of a machine to a host, a pool or a bucket
     Push {
         /// Name of the machine
         machine: MachineName,
-        /// Target: a trusted host, or pool:MANAGER[/FOLDER]
-        #[arg(long, value_name = "HOST|POOL")]
+        /// Target: a trusted host, pool:MANAGER[/FOLDER] or s3://BUCKET[/PREFIX]
+        #[arg(long, value_name = "HOST|POOL|s3://BUCKET")]
         to: PushTarget,
         #[command(flatten)]
         when: When,
@@ -110,6 +112,9 @@ enum Work {
     },
     /// Delete stored data that no capsule needs
     Gc {
+        /// Bucket to delete data in, instead of the store of this host
+        #[arg(value_name = "s3://BUCKET", value_parser = bucket)]
+        bucket: Option<String>,
         #[command(flatten)]
         when: When,
     },
@@ -158,7 +163,7 @@ impl Work {
                 (ScheduledWork::Push { machine, host, pool, retain }, when)
             }
             Self::Verify { when } => (ScheduledWork::Verify, when),
-            Self::Gc { when } => (ScheduledWork::Gc, when),
+            Self::Gc { bucket, when } => (ScheduledWork::Gc { bucket }, when),
         }
     }
 }
@@ -203,7 +208,8 @@ fn work_of(work: &ScheduledWork) -> String {
             format!("push {machine} to {to}")
         }
         ScheduledWork::Verify => "verify".to_owned(),
-        ScheduledWork::Gc => "gc".to_owned(),
+        ScheduledWork::Gc { bucket: Some(bucket) } => format!("gc of {bucket}"),
+        ScheduledWork::Gc { bucket: None } => "gc".to_owned(),
     }
 }
 

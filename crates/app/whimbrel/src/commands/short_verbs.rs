@@ -1,7 +1,7 @@
 //! Verbs that make one call and print its result.
 
 use crate::{
-    argument_types::{BalloonArg, ImportFormatArg, Located, PushTarget, absolute},
+    argument_types::{BalloonArg, ImportFormatArg, Located, PushTarget, absolute, bucket},
     capsule_text,
     context::Context,
     error::CliError,
@@ -131,10 +131,21 @@ Examples:
         /// Delete stored data that no tag and no machine uses
         "\
 Examples:
-  whimbrel untag before-upgrade && whimbrel gc";
-        {};
-        |_args, context| {
-            operation::perform(context, context.client.gc()).await
+  whimbrel untag before-upgrade && whimbrel gc
+  whimbrel gc s3://vault/vms    the same of a bucket";
+        {
+            /// Bucket to delete data in, instead of the store of this host
+            #[arg(value_name = "s3://BUCKET", value_parser = bucket)]
+            bucket: Option<String>,
+        };
+        |args, context| {
+            match args.bucket {
+                Some(bucket) => {
+                    let request = BucketRequest { bucket, untag: None, gc: true };
+                    operation::perform(context, context.client.bucket(&request)).await
+                }
+                None => operation::perform(context, context.client.gc()).await,
+            }
         }
     }
 
@@ -227,11 +238,13 @@ Examples:
   whimbrel pull beta:golden --lazy     only its description; pages are fetched when they are read
   whimbrel ls --from beta              capsules that beta offers
   whimbrel pull pool:MANAGER/vms/web   a capsule in the folder /vms of a pool
+  whimbrel pull s3://vault/vms/web     a capsule in a bucket
 
 Only pages that this host does not have are sent. It looks for pages in its store and in the files that were \
 added with `whimbrel cache add`. If the connection breaks, call the command again to continue.";
         {
-            /// Tag, machine or id on the other side; HOST: or pool:MANAGER/ in front names that side
+            /// Tag, machine or id on the other side; HOST:, pool:MANAGER/ or s3://BUCKET/ in front names that
+            /// side
             /// [default: any trusted host]
             #[arg(value_name = "[HOST:]CAPSULE")]
             capsule: Located,
@@ -437,7 +450,8 @@ Examples:
         {
             /// Tag, machine (its newest capsule) or id [default: all capsules]
             capsule: Option<CapsuleRef>,
-            /// Host that is asked first, or pool:MANAGER[/FOLDER] [default: the nearest trusted host]
+            /// Host that is asked first, pool:MANAGER[/FOLDER] or s3://BUCKET[/PREFIX] [default: the nearest
+            /// trusted host]
             #[arg(long, value_name = "HOST|POOL")]
             from: Option<PushTarget>,
         };

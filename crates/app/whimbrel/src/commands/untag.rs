@@ -1,12 +1,42 @@
 //! `whimbrel untag`: removes names of capsules.
 
-use crate::{capsule_text, context::Context, error::CliError, output::Removed};
-use whimbrel_core::RefName;
+use crate::{
+    argument_types::is_bucket, capsule_text, context::Context, error::CliError, operation, output::Removed,
+};
+use std::{fmt, str::FromStr};
+use whimbrel_api::BucketRequest;
+use whimbrel_core::{NameError, RefName};
 
 const EXAMPLES: &str = "\
 Examples:
   whimbrel untag before-upgrade
-  whimbrel untag monday tuesday && whimbrel gc";
+  whimbrel untag monday tuesday && whimbrel gc
+  whimbrel untag s3://vault/vms/monday && whimbrel gc s3://vault/vms";
+
+/// Name of a capsule here, or in a bucket.
+#[derive(Debug, Clone)]
+struct NamePlace {
+    bucket: Option<String>,
+    name: RefName,
+}
+
+impl FromStr for NamePlace {
+    type Err = NameError;
+
+    fn from_str(text: &str) -> Result<Self, NameError> {
+        Ok(match text.rsplit_once('/').filter(|_| is_bucket(text)) {
+            Some((bucket, name)) => Self { bucket: Some(bucket.to_owned()), name: name.parse()? },
+            None => Self { bucket: None, name: text.parse()? },
+        })
+    }
+}
+
+impl fmt::Display for NamePlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.bucket.iter().try_for_each(|bucket| write!(f, "{bucket}/"))?;
+        self.name.fmt(f)
+    }
+}
 
 /// Remove names of capsules
 ///
@@ -15,14 +45,20 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Tag, or machine (the name of its newest capsule)
+    /// Tag, or machine (the name of its newest capsule); s3://BUCKET/ in front names one in a bucket
     #[arg(required = true, value_name = "NAME")]
-    names: Vec<RefName>,
+    names: Vec<NamePlace>,
 }
 
 impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
-        for name in &self.names {
+        for place in &self.names {
+            let name = &place.name;
+            if let Some(bucket) = place.bucket.clone() {
+                let request = BucketRequest { bucket, untag: Some(name.clone()), gc: false };
+                operation::complete(context, context.client.bucket(&request)).await?;
+                continue;
+            }
             let left = context.client.remove(name).await?;
             if let Some(note) = capsule_text::left_behind(&left) {
                 context.output.remark(&format!("note: {name} named {}: {note}", left.capsule.short()));
@@ -42,7 +78,9 @@ pub(crate) struct OldArgs {
 impl OldArgs {
     pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
         let machines = context.client.machines().await?;
-        let is_machine = |name: &&RefName| machines.iter().any(|one| one.name.as_str() == name.as_str());
+        let is_machine = |place: &&NamePlace| {
+            place.bucket.is_none() && machines.iter().any(|one| one.name.as_str() == place.name.as_str())
+        };
         match self.args.names.iter().find(is_machine) {
             Some(name) => Err(CliError::Usage {
                 problem: format!("{name} is a machine"),

@@ -3,6 +3,7 @@
 mod capsules;
 mod collect;
 mod common;
+mod copies;
 mod crash;
 mod damage;
 mod elsewhere;

@@ -8,11 +8,18 @@
 use bytes::Bytes;
 use futures_util::TryStreamExt;
 use object_store::{
-    BackoffConfig, ClientOptions, Error, ObjectStore, ObjectStoreExt, RetryConfig, WriteMultipart,
+    BackoffConfig, ClientOptions, Error, ObjectMeta, ObjectStore, ObjectStoreExt, RetryConfig,
+    WriteMultipart,
     aws::{AmazonS3Builder, AmazonS3ConfigKey, Checksum},
     path::Path,
 };
-use std::{fmt, ops::Range, str::FromStr, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    ops::Range,
+    str::FromStr,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     runtime::Handle,
@@ -24,8 +31,9 @@ use whimbrel_wire::PublicKey;
 const RETRY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Timeout of one attempt: a segment over a slow line.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(60);
-/// Longest object that is read at once: a segment with the longest batch behind its limit.
-const OBJECT_MAX: u64 = 64 << 20;
+/// Longest object that is read at once: a segment with the longest batch behind its limit, or the index of a
+/// store of 50 GiB.
+const OBJECT_MAX: u64 = 256 << 20;
 /// Bytes of one part of a long object.
 const PART: usize = 8 << 20;
 const OWNER: &str = "owner";
@@ -72,12 +80,17 @@ pub struct TierUrlError {
     pub text: String,
 }
 
+impl TierUrl {
+    /// Beginning of every location of an object store.
+    pub const SCHEME: &'static str = "s3://";
+}
+
 impl FromStr for TierUrl {
     type Err = TierUrlError;
 
     fn from_str(text: &str) -> std::result::Result<Self, TierUrlError> {
         let bad = || TierUrlError { text: text.chars().take(120).collect() };
-        let rest = text.strip_prefix("s3://").ok_or_else(bad)?;
+        let rest = text.strip_prefix(Self::SCHEME).ok_or_else(bad)?;
         let (place, query) = rest.split_once('?').map_or((rest, None), |(place, query)| (place, Some(query)));
         let endpoint = match query {
             None => None,
@@ -165,6 +178,15 @@ pub enum TierError {
 
 type Result<T> = std::result::Result<T, TierError>;
 
+/// Object of a bucket.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ObjectEntry {
+    /// Last part of its name.
+    pub name: String,
+    /// When it was stored, by the clock of the server.
+    pub stored: SystemTime,
+}
+
 /// A prefix of a bucket, for threads that may block.
 #[derive(Debug)]
 pub struct Bucket {
@@ -200,17 +222,53 @@ impl Bucket {
         Ok(Self { store: Arc::new(store), url, runtime })
     }
 
+    /// Path of an object; names may have several parts.
     fn path(&self, name: &str) -> Path {
-        Path::from_iter(self.url.prefix.split('/').filter(|part| !part.is_empty()).chain([name]))
+        let parts = self.url.prefix.split('/').chain(name.split('/'));
+        Path::from_iter(parts.filter(|part| !part.is_empty()))
     }
 
     fn failed(&self, action: &'static str) -> impl FnOnce(Error) -> TierError {
         failed(&self.url, action)
     }
 
-    pub(super) fn put(&self, name: &str, bytes: Bytes) -> Result<()> {
+    /// Stores an object, in place of one with this name. Blocks.
+    pub fn put(&self, name: &str, bytes: Bytes) -> Result<()> {
         let put = self.runtime.block_on(self.store.put(&self.path(name), bytes.into()));
-        put.map(drop).map_err(self.failed("store a segment"))
+        put.map(drop).map_err(self.failed("store an object"))
+    }
+
+    /// Stores an object in parts, so that a slow line has time for each. Blocks.
+    pub fn put_parts(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        let path = self.path(name);
+        let store = async {
+            let mut upload =
+                WriteMultipart::new_with_chunk_size(self.store.put_multipart(&path).await?, PART);
+            for part in bytes.chunks(PART) {
+                upload.wait_for_capacity(1).await?;
+                upload.write(part);
+            }
+            upload.finish().await
+        };
+        self.runtime.block_on(store).map(drop).map_err(self.failed("store an object"))
+    }
+
+    /// Objects directly below the folder `dir`, with the time at which the server has stored each. Blocks.
+    pub fn list_dir(&self, dir: &str) -> Result<Vec<ObjectEntry>> {
+        let prefix = self.path(dir);
+        let listed = self.runtime.block_on(self.store.list_with_delimiter(Some(&prefix)));
+        let found = listed.map_err(self.failed("list its objects"))?.objects;
+        let entry = |object: &ObjectMeta| {
+            let stored = SystemTime::from(object.last_modified);
+            Some(ObjectEntry { name: object.location.filename()?.to_owned(), stored })
+        };
+        Ok(found.iter().filter_map(entry).collect())
+    }
+
+    /// Bytes of an object; none if it does not exist. Blocks.
+    pub fn size(&self, name: &str) -> Result<Option<u64>> {
+        let head = self.runtime.block_on(self.store.head(&self.path(name)));
+        Ok(absent(head).map_err(self.failed("look an object up"))?.map(|meta| meta.size))
     }
 
     /// Stores a file as an object, in parts.
@@ -257,12 +315,12 @@ impl Bucket {
     }
 
     /// Location of the objects.
-    pub(crate) fn place(&self) -> String {
+    pub fn place(&self) -> String {
         self.url.to_string()
     }
 
-    /// A range of an object, or all of it; none if the object does not exist.
-    pub(super) fn get(&self, name: &str, range: Option<Range<u64>>) -> Result<Option<Bytes>> {
+    /// A range of an object, or all of it; none if the object does not exist. Blocks.
+    pub fn get(&self, name: &str, range: Option<Range<u64>>) -> Result<Option<Bytes>> {
         let path = self.path(name);
         let got = self.runtime.block_on(async {
             match range {
@@ -277,14 +335,14 @@ impl Bucket {
                 }
             }
         });
-        absent(got).map_err(self.failed("return a segment"))
+        absent(got).map_err(self.failed("return an object"))
     }
 
     /// Removes an object; succeeds if it does not exist.
-    pub(crate) fn delete(&self, name: &str) -> Result<()> {
+    pub fn delete(&self, name: &str) -> Result<()> {
         let path = self.path(name);
         let gone = self.runtime.block_on(self.store.delete(&path));
-        absent(gone).map(drop).map_err(self.failed("remove a segment"))
+        absent(gone).map(drop).map_err(self.failed("remove an object"))
     }
 
     pub(super) fn list(&self) -> Result<Vec<String>> {

@@ -20,7 +20,7 @@ mod segment_reader;
 mod service;
 mod shards;
 
-pub use bucket::{Bucket, TierError, TierOptions, TierOwner, TierUrl, TierUrlError};
+pub use bucket::{Bucket, ObjectEntry, TierError, TierOptions, TierOwner, TierUrl, TierUrlError};
 pub use chunk_store::{ChunkStore, Usage};
 pub use error::ChunkError;
 pub use process::{Benefactor, BenefactorError, BenefactorOptions};

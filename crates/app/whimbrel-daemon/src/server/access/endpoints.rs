@@ -132,6 +132,7 @@ endpoints! {
     Cancel = DELETE OPERATION: Operator Objects, "cancel";
     Evacuate = POST EVACUATE: Operator Everything, "evacuate";
     Gc = POST STORE_GC: Operator Everything, "gc";
+    Bucket = POST BUCKETS: Operator Everything, "bucket";
     Verify = POST STORE_VERIFY: Operator Everything, "verify";
     Encryption = GET STORE_ENCRYPTION: Operator Everything, "encryption status";
     Seal = POST STORE_SEAL: Operator Everything, "encryption seal";

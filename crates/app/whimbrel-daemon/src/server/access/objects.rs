@@ -104,6 +104,7 @@ named! {
     CpuBaselineRequest: |_| vec![Everything];
     MatchRequest: |_| vec![Everything];
     RepairRequest: |_| vec![Everything];
+    BucketRequest: |_| vec![Everything];
     NetworkRequest: |_| vec![Everything];
     RefRights: |_| vec![Everything];
     TokenRequest: |_| vec![Everything];
@@ -256,6 +257,7 @@ impl Asker {
                 Err(_) => self.may(Object::Everything),
             },
             Kind::Evacuate
+            | Kind::Bucket
             | Kind::Gc
             | Kind::Verify
             | Kind::Repair

@@ -46,7 +46,7 @@ const DOCUMENTED: [(&str, &str); 3] = [
          POST /v1/clone, POST /v1/derive, POST /v1/promote, PUT /v1/tags/{tag}, \
          DELETE /v1/capsules/{capsule}, POST /v1/pull, POST /v1/push, POST /v1/machines/{name}/ports, \
          POST /v1/schedules, DELETE /v1/schedules/{name}, POST /v1/schedules/{name}/run, \
-         POST /v1/images, DELETE /v1/operations/{id}, *POST /v1/evacuate, *POST /v1/store/gc, *POST /v1/store/verify, \
+         POST /v1/images, DELETE /v1/operations/{id}, *POST /v1/evacuate, *POST /v1/store/gc, *POST /v1/buckets, *POST /v1/store/verify, \
          *POST /v1/store/repair, *GET /v1/store/encryption, *POST /v1/store/seal",
     ),
     (
@@ -87,6 +87,7 @@ fn body(call: &str) -> Value {
         "POST /v1/schedules" => {
             json!({"name": "web", "every_ms": 1, "work": {"kind": "checkpoint", "machine": "web"}})
         }
+        "POST /v1/buckets" => json!({"bucket": "nowhere"}),
         "POST /v1/images" => json!({"name": "web"}),
         "POST /v1/push" => json!({"subject": "web", "host": "beta"}),
         "PUT /v1/store/key" => json!({"key_file": "nowhere"}),

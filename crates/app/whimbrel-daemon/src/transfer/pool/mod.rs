@@ -26,7 +26,8 @@ use crate::{
 };
 use partial_records::PartialRecords;
 pub(crate) use pool_path::PoolPath;
-pub(crate) use push::SkipIf;
+pub(crate) use pull::own_name;
+pub(crate) use push::{SkipIf, name_in_pool};
 use std::{
     collections::{BTreeMap, HashMap},
     path::PathBuf,
@@ -115,6 +116,7 @@ impl Daemon {
     pub(crate) fn remove_partial_records(&self) -> Result<(), DaemonError> {
         if self.store.partials().map_err(store_error("list partial capsules"))?.is_empty() {
             self.pools.records.clear();
+            self.remove_bucket_records();
         }
         self.pools.notifier.notify();
         Ok(())

@@ -40,7 +40,7 @@ impl Daemon {
         let host = Arc::downgrade(self);
         thread::spawn(move || {
             while let Some(host) = host.upgrade().filter(|host| host.is_open()) {
-                let all_said = host.reconcile_pins();
+                let all_said = host.reconcile_pins() & host.renew_holders();
                 host.pools.notifier.wait(if all_said { RENEWAL_INTERVAL } else { RETRY });
             }
         });

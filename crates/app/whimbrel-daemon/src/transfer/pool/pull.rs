@@ -14,7 +14,7 @@ use crate::{
     },
     daemon::Daemon,
 };
-use std::{collections::BTreeSet, ops::ControlFlow, sync::Arc, time::Instant};
+use std::{ops::ControlFlow, sync::Arc, time::Instant};
 use whimbrel_api::{
     CapsuleRef, Operation, OperationKind, OperationResult, PullRequest, TransferReport, Unit,
 };
@@ -164,15 +164,11 @@ impl Daemon {
         capsule: CapsuleId,
         progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<(), DaemonError> {
-        let ancestors = self.store.log(&capsule).map_err(store_error("read the capsule"))?;
-        let parents = ancestors.iter().flat_map(|(_, manifest)| manifest.parents.iter().copied());
-        let all: BTreeSet<CapsuleId> = parents.chain([capsule]).collect();
+        let all = self.with_ancestors(capsule)?;
         let pooled = all.into_iter().filter(|id| self.pools.records.of(id).is_some());
         let brought = pooled.map(|id| self.fetch_pooled(id, progress)).collect::<Result<Vec<_>, _>>()?;
-        if !brought.is_empty()
-            && let Err(error) = self.store.complete(&capsule)
-        {
-            tracing::debug!(%capsule, error = &error as &dyn std::error::Error, "a capsule is still partial after fetching from pools");
+        if !brought.is_empty() {
+            self.complete_if_whole(&capsule);
         }
         Ok(())
     }
@@ -249,7 +245,7 @@ impl Daemon {
 }
 
 /// The ref for a capsule of this name: its machine's newest, if it has the machine's name.
-fn own_name(name: &RefName, manifest: &Manifest) -> RefName {
+pub(crate) fn own_name(name: &RefName, manifest: &Manifest) -> RefName {
     let machine = refs::machine_of(manifest).ok().filter(|machine| machine.as_str() == name.as_str());
     machine.map_or_else(|| name.clone(), |machine| refs::machine_ref(&machine))
 }

@@ -163,7 +163,7 @@ fn write_error(place: &PoolPath, error: CapsuleWriteError) -> DaemonError {
 
 /// Name of a capsule's file: that of the machine or tag; for a capsule named otherwise, the machine and the
 /// short id.
-fn name_in_pool(subject: &CapsuleRef, capsule: &CapsuleId, manifest: &Manifest) -> String {
+pub(crate) fn name_in_pool(subject: &CapsuleRef, capsule: &CapsuleId, manifest: &Manifest) -> String {
     match subject {
         CapsuleRef::Name(name) => refs::known_as(name).to_owned(),
         CapsuleRef::Id(_) | CapsuleRef::Past(_) => {

@@ -138,7 +138,15 @@ impl Core {
 }
 
 impl PoolObjects {
-    fn set_error(&mut self, source: Box<dyn std::error::Error + Send + Sync>) {
+    /// Adds what another source has found of the same objects.
+    pub(crate) fn add(&mut self, other: Self) {
+        for (slot, found) in self.found.iter_mut().zip(other.found) {
+            *slot = slot.take().or(found);
+        }
+        self.error = other.error.or_else(|| self.error.take());
+    }
+
+    pub(crate) fn set_error(&mut self, source: Box<dyn std::error::Error + Send + Sync>) {
         tracing::debug!(error = &*source as &dyn std::error::Error, "cannot read from a pool");
         self.error = Some(RemoteObjectsError { source, retryable: true });
     }
