@@ -108,6 +108,7 @@ fn a_machine_outlives_its_host_in_a_bucket_and_runs_from_there_while_garbage_is_
     cluster.host_mut("beta").start_daemon();
     // Its capsule has no name in the bucket any more, but beta needs it.
     let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));
+    assert_eq!(result(alpha, &["verify", &bucket])["damaged"].as_array().map(Vec::len), Some(0));
     alpha.run(&["untag", &format!("{bucket}/web")]);
     for _ in 0..2 {
         alpha.run(&["gc", &bucket]);
@@ -173,9 +174,11 @@ fn a_push_that_is_killed_leaves_the_bucket_as_it_was_and_the_next_one_ends_it() 
         1,
         "only what the killed daemon left"
     );
-    for (name, work) in
-        [("vault", "push web --to BUCKET --every 1d --last 2"), ("tidy", "gc BUCKET --every 7d")]
-    {
+    for (name, work) in [
+        ("vault", "push web --to BUCKET --every 1d --last 2"),
+        ("tidy", "gc BUCKET --every 7d"),
+        ("check", "verify BUCKET --every 7d"),
+    ] {
         let work = work.replace("BUCKET", &bucket);
         alpha.run(&["schedule", "create", name].into_iter().chain(work.split(' ')).collect::<Vec<_>>());
         alpha.run(&["schedule", "run", name]);

@@ -16,7 +16,7 @@ function workText(work: ScheduledWork): string {
     case "push":
       return `push of ${work.machine} to ${work.host ?? work.pool ?? "?"}`;
     case "verify":
-      return "verification of the store";
+      return `verification of ${work.bucket ?? "the store"}`;
     case "gc":
       return work.bucket ? `garbage collection in ${work.bucket}` : "garbage collection";
   }

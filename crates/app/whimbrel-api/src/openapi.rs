@@ -174,7 +174,7 @@ const ENDPOINTS: &[Endpoint] = &[
     (Get, CAPSULE_DIFF, "diff", None, Reply::One("CapsuleDiff"), "Differences between two capsules"),
     (Put, TAG, "tag", Some("TagRequest"), Reply::One("Tagged"), "Give a capsule a tag"),
     (Post, STORE_GC, "gc", None, Reply::Begun, "Delete objects that no ref needs"),
-    (Post, BUCKETS, "bucket", Some("BucketRequest"), Reply::Begun, "List the capsules of a bucket, remove a name there, or delete objects that no name needs"),
+    (Post, BUCKETS, "bucket", Some("BucketRequest"), Reply::Begun, "List or verify a bucket, remove a name there, or delete objects that no name needs"),
     (Post, STORE_VERIFY, "verify", None, Reply::Begun, "Read and check everything in the store"),
     (Post, STORE_REPAIR, "repair", Some("RepairRequest"), Reply::Begun, "Fetch damaged and missing objects of capsules from other hosts or a pool"),
     (Get, STORE_ENCRYPTION, "encryption", None, Reply::One("StoreEncryption"), "How the store is encrypted"),

@@ -54,7 +54,11 @@ pub enum ScheduledWork {
         retain: Option<Retention>,
     },
     /// Read and check everything in the store.
-    Verify,
+    Verify {
+        /// Bucket that is checked [default: the store of the host].
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        bucket: Option<String>,
+    },
     /// Delete objects that no ref needs.
     Gc {
         /// Bucket in which to do so [default: the store of the host].
@@ -68,7 +72,7 @@ impl ScheduledWork {
     pub fn machine(&self) -> Option<&MachineName> {
         match self {
             Self::Checkpoint { machine, .. } | Self::Push { machine, .. } => Some(machine),
-            Self::Verify | Self::Gc { .. } => None,
+            Self::Verify { .. } | Self::Gc { .. } => None,
         }
     }
 
@@ -76,7 +80,7 @@ impl ScheduledWork {
     pub fn machine_mut(&mut self) -> Option<&mut MachineName> {
         match self {
             Self::Checkpoint { machine, .. } | Self::Push { machine, .. } => Some(machine),
-            Self::Verify | Self::Gc { .. } => None,
+            Self::Verify { .. } | Self::Gc { .. } => None,
         }
     }
 }

@@ -132,6 +132,9 @@ pub struct BucketRequest {
     /// Delete objects that no name needs, and no host that runs a machine from there.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub gc: bool,
+    /// Read everything there and check its digests.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub verify: bool,
 }
 
 /// Capsule in a bucket.

@@ -84,9 +84,15 @@ class Calls(ABC):
         )
         return answer
 
-    def bucket(self, *, bucket: str, gc: bool | None = None, untag: str | None = None) -> Operation:
-        """List the capsules of a bucket, remove a name there, or delete objects that no name needs.
-        """
+    def bucket(
+        self,
+        *,
+        bucket: str,
+        gc: bool | None = None,
+        untag: str | None = None,
+        verify: bool | None = None,
+    ) -> Operation:
+        """List or verify a bucket, remove a name there, or delete objects that no name needs."""
         answer: Operation = self._json(
             "POST",
             "/v1/buckets",
@@ -94,6 +100,7 @@ class Calls(ABC):
                 "bucket": bucket,
                 "gc": gc,
                 "untag": untag,
+                "verify": verify,
             },
         )
         return answer
@@ -1075,9 +1082,9 @@ class AsyncCalls(ABC):
         bucket: str,
         gc: bool | None = None,
         untag: str | None = None,
+        verify: bool | None = None,
     ) -> Operation:
-        """List the capsules of a bucket, remove a name there, or delete objects that no name needs.
-        """
+        """List or verify a bucket, remove a name there, or delete objects that no name needs."""
         answer: Operation = await self._json(
             "POST",
             "/v1/buckets",
@@ -1085,6 +1092,7 @@ class AsyncCalls(ABC):
                 "bucket": bucket,
                 "gc": gc,
                 "untag": untag,
+                "verify": verify,
             },
         )
         return answer

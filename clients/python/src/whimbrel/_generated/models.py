@@ -211,6 +211,8 @@ class BucketRequest(TypedDict):
     gc: NotRequired[bool]
     #: Name to remove.
     untag: NotRequired[str | None]
+    #: Read everything there and check its digests.
+    verify: NotRequired[bool]
 
 
 class CacheAddRequest(TypedDict):
@@ -2476,6 +2478,8 @@ class ScheduledWorkPush(TypedDict):
 class ScheduledWorkVerify(TypedDict):
     """Read and check everything in the store."""
 
+    #: Bucket that is checked [default: the store of the host].
+    bucket: NotRequired[str | None]
     kind: Literal["verify"]
 
 

@@ -27,7 +27,7 @@ use whimbrel_core::{
 };
 use whimbrel_image::{ImageRef, Manifest};
 use whimbrel_store::{
-    GcRoots, StoreError, StoredDisk,
+    GcRoots, Store, StoreError, StoredDisk,
     encrypted_file::{DecryptingReader, EncryptingWriter, is_encrypted},
 };
 
@@ -42,6 +42,33 @@ pub(super) fn reading(reporter: &ProgressReporter) -> impl FnMut(u64, u64) -> bo
         reporter.progress("reading", Unit::Bytes, done, Some(total));
         !reporter.is_cancelled()
     }
+}
+
+/// Reads and checks a whole store.
+pub(crate) fn verify_store(
+    store: &Store,
+    reporter: &ProgressReporter,
+) -> Result<OperationResult, DaemonError> {
+    let report = store.verify(reading(reporter));
+    let report = report.map_err(refs::cancellable("verify", "nothing was changed"))?;
+    let capsules = store.capsules().map_err(refs::store_error("list its capsules"))?.len();
+    let frames = report.damage.iter().map(|damage| Damage {
+        place: format!("{} at byte {}", damage.file, damage.offset),
+        problem: damage.reason.clone(),
+    });
+    let broken = report.broken.iter().map(|capsule| Damage {
+        place: format!("capsule {}", capsule.id.short()),
+        problem: match &capsule.image {
+            Some(image) => format!("{} objects of its image {image} are missing", capsule.missing.len()),
+            None => format!("{} of its objects are missing", capsule.missing.len()),
+        },
+    });
+    Ok(OperationResult::Verify {
+        capsules: capsules as u64,
+        objects: report.objects,
+        bytes: ByteSize(report.bytes),
+        damaged: frames.chain(broken).collect(),
+    })
 }
 
 impl Daemon {
@@ -78,30 +105,8 @@ impl Daemon {
     /// Reads and checks the whole store.
     pub(crate) fn verify(self: &Arc<Self>) -> Operation {
         let host = self.clone();
-        self.operations().start(OperationKind::Verify, "the store", move |reporter| {
-            let report = host.store.verify(reading(reporter));
-            let report = report.map_err(refs::cancellable("verify", "nothing was changed"))?;
-            let capsules = host.store.capsules().map_err(refs::store_error("list its capsules"))?.len();
-            let frames = report.damage.iter().map(|damage| Damage {
-                place: format!("{} at byte {}", damage.file, damage.offset),
-                problem: damage.reason.clone(),
-            });
-            let broken = report.broken.iter().map(|capsule| Damage {
-                place: format!("capsule {}", capsule.id.short()),
-                problem: match &capsule.image {
-                    Some(image) => {
-                        format!("{} objects of its image {image} are missing", capsule.missing.len())
-                    }
-                    None => format!("{} of its objects are missing", capsule.missing.len()),
-                },
-            });
-            Ok(OperationResult::Verify {
-                capsules: capsules as u64,
-                objects: report.objects,
-                bytes: ByteSize(report.bytes),
-                damaged: frames.chain(broken).collect(),
-            })
-        })
+        self.operations()
+            .start(OperationKind::Verify, "the store", move |reporter| verify_store(&host.store, reporter))
     }
 
     /// Writes a capsule, or one image of it, to a new file.

@@ -10,7 +10,7 @@ mod encryption;
 pub(crate) mod golden;
 pub(crate) mod graph;
 pub(crate) mod images;
-mod maintenance;
+pub(crate) mod maintenance;
 mod outdated;
 pub(crate) mod promote;
 mod queries;

@@ -64,10 +64,11 @@ impl Actions {
                 };
                 daemon.push_as(request, name)
             }
-            ScheduledWork::Verify => Ok(daemon.verify()),
+            ScheduledWork::Verify { bucket: None } => Ok(daemon.verify()),
             ScheduledWork::Gc { bucket: None } => Ok(daemon.gc()),
-            ScheduledWork::Gc { bucket: Some(bucket) } => {
-                daemon.tend_bucket(BucketRequest { bucket: bucket.clone(), untag: None, gc: true })
+            ScheduledWork::Verify { bucket: Some(bucket) } | ScheduledWork::Gc { bucket: Some(bucket) } => {
+                let (gc, bucket) = (matches!(work, ScheduledWork::Gc { .. }), bucket.clone());
+                daemon.tend_bucket(BucketRequest { bucket, untag: None, gc, verify: !gc })
             }
         }
     }

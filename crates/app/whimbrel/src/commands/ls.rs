@@ -46,7 +46,7 @@ impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
         match self.from {
             Some(From::Bucket(bucket)) => {
-                let request = BucketRequest { bucket, untag: None, gc: false };
+                let request = BucketRequest { bucket, untag: None, gc: false, verify: false };
                 operation::perform(context, context.client.bucket(&request)).await
             }
             Some(From::Host(host)) => {

@@ -107,6 +107,9 @@ enum Work {
     },
     /// Read all stored data and check its digests
     Verify {
+        /// Bucket to check, instead of the store of this host
+        #[arg(value_name = "s3://BUCKET", value_parser = bucket)]
+        bucket: Option<String>,
         #[command(flatten)]
         when: When,
     },
@@ -162,7 +165,7 @@ impl Work {
                 let ((host, pool), retain) = (to.apart(), keep.rule());
                 (ScheduledWork::Push { machine, host, pool, retain }, when)
             }
-            Self::Verify { when } => (ScheduledWork::Verify, when),
+            Self::Verify { bucket, when } => (ScheduledWork::Verify { bucket }, when),
             Self::Gc { bucket, when } => (ScheduledWork::Gc { bucket }, when),
         }
     }
@@ -207,7 +210,8 @@ fn work_of(work: &ScheduledWork) -> String {
             let to = host.as_ref().map(ToString::to_string).or(pool.clone()).unwrap_or_default();
             format!("push {machine} to {to}")
         }
-        ScheduledWork::Verify => "verify".to_owned(),
+        ScheduledWork::Verify { bucket: Some(bucket) } => format!("verify {bucket}"),
+        ScheduledWork::Verify { bucket: None } => "verify".to_owned(),
         ScheduledWork::Gc { bucket: Some(bucket) } => format!("gc of {bucket}"),
         ScheduledWork::Gc { bucket: None } => "gc".to_owned(),
     }

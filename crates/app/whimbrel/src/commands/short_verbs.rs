@@ -141,7 +141,7 @@ Examples:
         |args, context| {
             match args.bucket {
                 Some(bucket) => {
-                    let request = BucketRequest { bucket, untag: None, gc: true };
+                    let request = BucketRequest { bucket, untag: None, gc: true, verify: false };
                     operation::perform(context, context.client.bucket(&request)).await
                 }
                 None => operation::perform(context, context.client.gc()).await,
@@ -469,10 +469,21 @@ Examples:
         "\
 Examples:
   whimbrel verify
+  whimbrel verify s3://vault/vms    the same of a bucket: reads all of it
   whimbrel verify --json | jq .result.damaged";
-        {};
-        |_args, context| {
-            operation::perform(context, context.client.verify()).await
+        {
+            /// Bucket to check, instead of the store of this host
+            #[arg(value_name = "s3://BUCKET", value_parser = bucket)]
+            bucket: Option<String>,
+        };
+        |args, context| {
+            match args.bucket {
+                Some(bucket) => {
+                    let request = BucketRequest { bucket, untag: None, gc: false, verify: true };
+                    operation::perform(context, context.client.bucket(&request)).await
+                }
+                None => operation::perform(context, context.client.verify()).await,
+            }
         }
     }
 }

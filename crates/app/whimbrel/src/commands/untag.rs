@@ -55,7 +55,7 @@ impl Args {
         for place in &self.names {
             let name = &place.name;
             if let Some(bucket) = place.bucket.clone() {
-                let request = BucketRequest { bucket, untag: Some(name.clone()), gc: false };
+                let request = BucketRequest { bucket, untag: Some(name.clone()), gc: false, verify: false };
                 operation::complete(context, context.client.bucket(&request)).await?;
                 continue;
             }

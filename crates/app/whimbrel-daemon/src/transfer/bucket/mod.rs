@@ -14,6 +14,7 @@ mod lazy_capsules;
 pub(crate) mod records;
 
 use crate::{
+    capsule::maintenance::verify_store,
     core::{
         error::DaemonError,
         operations::ProgressReporter,
@@ -164,8 +165,8 @@ impl Daemon {
         }))
     }
 
-    /// Starts the operation that lists a bucket, after it has removed a name or collected garbage there if
-    /// that was requested.
+    /// Starts the operation that lists or verifies a bucket, after it has removed a name or collected garbage
+    /// there if that was requested.
     pub(crate) fn tend_bucket(self: &Arc<Self>, request: BucketRequest) -> Result<Operation, DaemonError> {
         let (host, url, subject) = (self.clone(), location(&request.bucket)?, request.bucket.clone());
         Ok(self.operations().start(OperationKind::Bucket, subject, move |reporter| {
@@ -182,8 +183,11 @@ impl Daemon {
                     freed = report.map_err(store_error("collect garbage in the bucket"))?.removed;
                 }
             }
-            let capsules = capsules_of(&host.bucket_reader(&url)?.store)?;
-            Ok(OperationResult::Bucket { freed, capsules })
+            let store = host.bucket_reader(&url)?.store;
+            if request.verify {
+                return verify_store(&store, reporter);
+            }
+            Ok(OperationResult::Bucket { freed, capsules: capsules_of(&store)? })
         }))
     }
 }
