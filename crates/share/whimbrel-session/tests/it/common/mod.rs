@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -82,13 +82,21 @@ pub struct InProcess {
     decides: Mutex<Arc<Decides>>,
     living: Arc<Mutex<Vec<Connection>>>,
     down: AtomicBool,
+    /// Number of times that all connections were ended.
+    cuts: AtomicU64,
 }
 
 impl InProcess {
     pub fn new(server: Server) -> Arc<Self> {
         let decides: Arc<Decides> = Arc::new(|_| Fate::Answered);
         let (server, decides) = (Mutex::new(server), Mutex::new(decides));
-        Arc::new(Self { server, decides, living: Arc::default(), down: AtomicBool::new(false) })
+        Arc::new(Self {
+            server,
+            decides,
+            living: Arc::default(),
+            down: AtomicBool::new(false),
+            cuts: AtomicU64::new(0),
+        })
     }
 
     /// Sets the fate of requests for all later connections, and ends the current ones.
@@ -100,6 +108,7 @@ impl InProcess {
     /// Ends every connection; while `down` there is no other.
     pub fn cut(&self, down: bool) {
         self.down.store(down, Ordering::SeqCst);
+        self.cuts.fetch_add(1, Ordering::SeqCst);
         for connection in self.living.lock().unwrap().drain(..) {
             connection.close();
         }
@@ -139,13 +148,21 @@ impl Connector for InProcess {
                 let source = std::io::ErrorKind::ConnectionRefused.into();
                 return Err(ConnectError::Io { step: ConnectStep::Dial, source });
             }
+            let cuts = self.cuts.load(Ordering::SeqCst);
             let server = Between {
                 server: self.server.lock().unwrap().clone(),
                 decides: self.decides.lock().unwrap().clone(),
                 living: self.living.clone(),
             };
             let (calling, serving) = connect(server).await?;
-            self.living.lock().unwrap().push(serving);
+            let mut living = self.living.lock().unwrap();
+            living.push(serving);
+            if self.cuts.load(Ordering::SeqCst) != cuts {
+                // Whoever ended the connections did not see this one, which has the server and the fate of
+                // before.
+                living.drain(..).for_each(|connection| connection.close());
+            }
+            drop(living);
             Ok(calling)
         })
     }
