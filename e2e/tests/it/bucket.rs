@@ -135,6 +135,10 @@ fn a_machine_outlives_its_host_in_a_bucket_and_runs_from_there_while_garbage_is_
     check(&cluster, &written);
     let refusal = beta.refuse(&["push", "whole", &bucket]);
     assert_eq!(refusal.code, 5, "{refusal:?}");
+    s3.serve(&cluster);
+    let typo = bucket.replace("vms", "vmz");
+    let refusal = beta.refuse(&["gc", &typo]);
+    assert!(refusal.code == 3 && !S3::folder(&cluster).join("vmz/whimbrel-store").exists(), "{refusal:?}");
 }
 
 #[test]

@@ -105,27 +105,39 @@ impl Daemon {
         Ok(OpenBucket { store, files })
     }
 
-    /// The store of a bucket, to change it; waits while another host does. It is made if there is none.
-    fn bucket_writer(&self, url: &TierUrl, reporter: &ProgressReporter) -> Result<OpenBucket, DaemonError> {
+    /// The store of a bucket, to change it; waits while another host does. Whoever `adds` to it makes it if
+    /// there is none.
+    fn bucket_writer(
+        &self,
+        url: &TierUrl,
+        adds: bool,
+        reporter: &ProgressReporter,
+    ) -> Result<OpenBucket, DaemonError> {
         let bucket = self.bucket(url)?;
         let right = BucketLock::take(&bucket, &self.name, &mut |holder| {
             reporter.progress(&format!("waiting for {holder}"), Unit::Items, 0, None);
             if reporter.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })?;
         let files = BucketFiles::new(bucket.clone(), Some(right));
-        let store = self.open_in(&bucket, files.clone(), true)?;
+        let store = self.open_in(&bucket, files.clone(), adds)?;
         Ok(OpenBucket { store, files })
     }
 
-    fn open_in(&self, bucket: &Bucket, files: Arc<BucketFiles>, create: bool) -> Result<Store, DaemonError> {
+    fn open_in(&self, bucket: &Bucket, files: Arc<BucketFiles>, adds: bool) -> Result<Store, DaemonError> {
         let marker = bucket.get("whimbrel-store", None).map_err(|error| failed(bucket)(error.into()))?;
-        let is_plain = marker.as_deref() == Some(PLAIN);
-        // A store that is only read does not become encrypted.
-        let key = self.master_key().filter(|_| create || !is_plain);
-        if marker.is_none() && !create {
+        if marker.is_none() && !adds {
             return Err(DaemonError::NotFound { what: "store in", name: bucket.place() });
         }
-        let options = Options { create, key, cache: CACHE, ..Options::default() };
+        let (is_plain, key) = (marker.as_deref() == Some(PLAIN), self.master_key());
+        if is_plain && adds && key.is_some() {
+            // With the key it would become encrypted, and shut out the hosts that use it.
+            return Err(DaemonError::invalid(format!(
+                "{} is not encrypted, and the store of this host is: push to another prefix",
+                bucket.place()
+            )));
+        }
+        let key = key.filter(|_| !is_plain);
+        let options = Options { create: adds, key, cache: CACHE, ..Options::default() };
         Store::open_on(files, options).map_err(store_error("open the store in the bucket"))
     }
 
@@ -154,7 +166,7 @@ impl Daemon {
         Ok(self.operations().start(OperationKind::Push, subject, move |reporter| {
             let begun = Instant::now();
             let _pin = host.store.pin(&capsule).map_err(store_error("pin the capsule"))?;
-            let OpenBucket { store, files } = host.bucket_writer(&url, reporter)?;
+            let OpenBucket { store, files } = host.bucket_writer(&url, true, reporter)?;
             let pages = host.store.copy_to(&capsule, &store, &[name], &mut showing("sending", reporter));
             let pages =
                 pages.map_err(refs::cancellable("copy the capsule", "the bucket shows no part of it"))?;
@@ -172,7 +184,7 @@ impl Daemon {
         Ok(self.operations().start(OperationKind::Bucket, subject, move |reporter| {
             let mut freed = ByteSize(0);
             if request.gc || request.untag.is_some() {
-                let OpenBucket { store, .. } = host.bucket_writer(&url, reporter)?;
+                let OpenBucket { store, .. } = host.bucket_writer(&url, false, reporter)?;
                 if let Some(name) = &request.untag {
                     store.delete_ref(name, Expected::Anything).map_err(store_error("remove the name"))?;
                 }
