@@ -22,6 +22,8 @@ use whimbrel_vm::{RunningMachine, RuntimeMark, StoppedDisk, TPM_DISK, runtime_di
 /// Attempts to take a machine back whose QEMU lives, and the pause before each.
 const RETURN_ATTEMPTS: u32 = 20;
 const RETURN_RETRY: Duration = Duration::from_millis(500);
+/// Pause after an attempt to adopt a machine with missing pages, for which this process lacked something.
+const SHORTAGE_RETRY: Duration = Duration::from_secs(5);
 /// When a machine was found gone.
 const AT_START: &str = "when the daemon restarted";
 
@@ -204,7 +206,18 @@ impl Daemon {
         turn: &mut crate::machine::entry::MachineLock<'_>,
     ) {
         let Some(process) = turn.record.process.clone() else { return };
-        match self.adopt_machine(&turn.record, &process) {
+        let mut adopted = self.adopt_machine(&turn.record, &process);
+        while let Err(error) = &adopted
+            && is_shortage(error)
+        {
+            let (name, error) = (machine.name(), error as &dyn std::error::Error);
+            tracing::warn!(%name, error, "cannot adopt it yet");
+            if !self.sleep_unless_closing(SHORTAGE_RETRY) {
+                return;
+            }
+            adopted = self.adopt_machine(&turn.record, &process);
+        }
+        match adopted {
             Ok(live) => {
                 let mut live = self.continue_adopted(machine, &mut turn.record, live);
                 self.start_fetching(machine, &mut live);

@@ -238,8 +238,9 @@ impl Bucket {
         put.map(drop).map_err(self.failed("store an object"))
     }
 
-    /// Stores an object in parts, so that a slow line has time for each. Blocks.
-    pub fn put_parts(&self, name: &str, bytes: &[u8]) -> Result<()> {
+    /// Stores an object in parts, so that a slow line has time for each. It is there at the end, unless
+    /// `may_end` forbids that. Blocks.
+    pub fn put_parts(&self, name: &str, bytes: &[u8], may_end: impl FnOnce() -> bool) -> Result<()> {
         let path = self.path(name);
         let store = async {
             let mut upload =
@@ -248,9 +249,15 @@ impl Bucket {
                 upload.wait_for_capacity(1).await?;
                 upload.write(part);
             }
-            upload.finish().await
+            upload.wait_for_capacity(0).await?;
+            if may_end() {
+                return upload.finish().await.map(drop);
+            }
+            upload.abort().await?;
+            let source = "whoever stores it may not any more".into();
+            Err(Error::Generic { store: "S3", source })
         };
-        self.runtime.block_on(store).map(drop).map_err(self.failed("store an object"))
+        self.runtime.block_on(store).map_err(self.failed("store an object"))
     }
 
     /// Objects directly below the folder `dir`, with the time at which the server has stored each. Blocks.
@@ -308,10 +315,7 @@ impl Bucket {
 
     /// Names of the objects directly under the prefix.
     pub(crate) fn names(&self) -> Result<Vec<String>> {
-        let prefix = Path::from(self.url.prefix.as_str());
-        let listed = self.runtime.block_on(self.store.list_with_delimiter(Some(&prefix)));
-        let found = listed.map_err(self.failed("list its backups"))?.objects;
-        Ok(found.iter().filter_map(|object| object.location.filename()).map(str::to_owned).collect())
+        Ok(self.list_dir("")?.into_iter().map(|entry| entry.name).collect())
     }
 
     /// Location of the objects.

@@ -57,7 +57,7 @@ impl BucketFiles {
         self.check_right()?;
         self.moved.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         let stored = match bytes.len() > LONG {
-            true => self.bucket.put_parts(path, bytes),
+            true => self.bucket.put_parts(path, bytes, || self.check_right().is_ok()),
             false => self.bucket.put(path, Bytes::copy_from_slice(bytes)),
         };
         stored.map_err(failed)

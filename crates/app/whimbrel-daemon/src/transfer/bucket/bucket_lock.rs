@@ -44,9 +44,26 @@ struct Shared {
     bucket: Arc<Bucket>,
     name: String,
     content: Bytes,
-    renewed: Mutex<Instant>,
+    renewed: Mutex<Renewed>,
     ends: AtomicBool,
     ended: Condvar,
+}
+
+/// When the object was stored last, by two clocks: one stands still while the computer sleeps, the other may be
+/// put back.
+#[derive(Clone, Copy)]
+struct Renewed(Instant, SystemTime);
+
+impl Renewed {
+    fn now() -> Self {
+        Self(Instant::now(), SystemTime::now())
+    }
+
+    /// Whether nobody else can have the right yet. A clock that was put back says nothing, one that was put
+    /// forward costs the right.
+    fn is_recent(&self) -> bool {
+        self.0.elapsed() < LOST && self.1.elapsed().map_or(true, |age| age < LOST)
+    }
 }
 
 impl BucketLock {
@@ -61,7 +78,7 @@ impl BucketLock {
             (format!("{host}.{:016x}", rand::random::<u64>()), Bytes::from(host.to_string()));
         let name = format!("{FOLDER}/{own}");
         loop {
-            let stored = Instant::now();
+            let stored = Renewed::now();
             bucket.put(&name, content.clone()).map_err(failed)?;
             let other = bucket.list_dir(FOLDER).map(|entries| other_holder(&entries, &own));
             if let Ok(None) = other {
@@ -80,7 +97,7 @@ impl BucketLock {
     fn held(
         bucket: Arc<Bucket>,
         (name, content): (String, Bytes),
-        stored: Instant,
+        stored: Renewed,
     ) -> Result<Self, DaemonError> {
         let (renewed, ends, ended) = (Mutex::new(stored), AtomicBool::new(false), Condvar::new());
         let shared = Arc::new(Shared { bucket, name, content, renewed, ends, ended });
@@ -97,7 +114,7 @@ impl BucketLock {
 
     /// Fails if the right may be somebody else's.
     pub(super) fn check(&self) -> io::Result<()> {
-        match lock(&self.shared.renewed).elapsed() < LOST {
+        match lock(&self.shared.renewed).is_recent() {
             true => Ok(()),
             false => Err(io::Error::other(
                 "the bucket could not be reached for a minute, and may be changed by another host",
@@ -120,14 +137,14 @@ fn other_holder(entries: &[ObjectEntry], own: &str) -> Option<String> {
 impl Shared {
     fn renew(&self) {
         while !self.ends.load(Ordering::Acquire) {
-            let goes_on = |_: &mut Instant| !self.ends.load(Ordering::Acquire);
+            let goes_on = |_: &mut Renewed| !self.ends.load(Ordering::Acquire);
             drop(self.ended.wait_timeout_while(lock(&self.renewed), RENEW, goes_on));
             if self.ends.load(Ordering::Acquire) {
                 return;
             }
-            let begun = Instant::now();
+            let begun = Renewed::now();
             match self.bucket.put(&self.name, self.content.clone()) {
-                Ok(()) if lock(&self.renewed).elapsed() < LOST => *lock(&self.renewed) = begun,
+                Ok(()) if lock(&self.renewed).is_recent() => *lock(&self.renewed) = begun,
                 // Somebody else may have had it meanwhile.
                 Ok(()) => return,
                 Err(error) => {
@@ -179,6 +196,14 @@ mod tests {
         assert_eq!(holder(&[entry("beta.x.2", 821)]), Some("beta.x".into()));
         assert_eq!(holder(&[entry("beta.2", 820)]), None, "it is dead");
         assert_eq!(holder(&[entry("alpha.2", 1001)]), Some("alpha".into()), "another process of this host");
+    }
+
+    #[test]
+    fn a_right_that_was_not_renewed_for_a_minute_is_lost_by_whichever_clock() {
+        let Renewed(up, wall) = Renewed::now();
+        let (Some(long_up), long) = (up.checked_sub(LOST), wall - LOST) else { return };
+        assert!(Renewed(up, wall).is_recent());
+        assert!(!Renewed(long_up, wall).is_recent() && !Renewed(up, long).is_recent());
     }
 
     #[test]

@@ -61,6 +61,22 @@ struct FoundInBucket {
     files: Arc<BucketFiles>,
     capsule: CapsuleId,
     name: RefName,
+    /// Whether it was not found by a name.
+    by_id: bool,
+}
+
+impl FoundInBucket {
+    /// Fails if the capsule has lost its name since it was found: a garbage collection may not have seen the
+    /// holder. While one runs no name is removed, and a later one sees it.
+    fn check_named(&self) -> Result<(), DaemonError> {
+        let named = self.store.get_ref(&self.name).map_err(store_error("read a ref"))?;
+        // What was asked for by its id has no name to lose.
+        match named {
+            Some(id) if id == self.capsule => Ok(()),
+            None if self.by_id => Ok(()),
+            _ => Err(DaemonError::NotFound { what: "capsule any more", name: self.name.to_string() }),
+        }
+    }
 }
 
 impl Daemon {
@@ -68,16 +84,16 @@ impl Daemon {
         let url = location(place)?;
         let OpenBucket { store, files } = self.bucket_reader(&url)?;
         let id = refs::resolve(&store, capsule)?;
-        let name = match capsule {
+        let (name, by_id) = match capsule {
             CapsuleRef::Name(name) if store.get_ref(name).is_ok_and(|named| named == Some(id)) => {
-                name.clone()
+                (name.clone(), false)
             }
             _ => {
                 let name = format!("bucket.{}", id.short());
-                name.parse().map_err(|error| DaemonError::invalid(format!("{error}")))?
+                (name.parse().map_err(|error| DaemonError::invalid(format!("{error}")))?, true)
             }
         };
-        Ok(FoundInBucket { url, store, files, capsule: id, name })
+        Ok(FoundInBucket { url, store, files, capsule: id, name, by_id })
     }
 
     pub(crate) fn pull_from_bucket(
@@ -102,9 +118,10 @@ impl Daemon {
             }
             let pages = match request.lazy {
                 true => host.describe_from_bucket(&found, vec![name]).map(|_| 0)?,
-                false => host.fetch_from_bucket(&found.store, &capsule, &[name], &mut |done, total| {
-                    showing("fetching", reporter)(done, total)
-                })?,
+                false => {
+                    let progress = &mut showing("fetching", reporter);
+                    host.fetch_from_bucket(&found.store, &capsule, &[name], progress)?
+                }
             };
             let (total_ms, whole) = (begun.elapsed().as_secs_f64() * 1e3, !host.is_partial(&capsule));
             let (host, wire_bytes) = (found.url.to_string(), found.files.moved());
@@ -129,10 +146,12 @@ impl Daemon {
         let capsule = found.capsule;
         let was_whole = self.store.is_complete(&capsule).map_err(store_error("look up the capsule"))?;
         if !was_whole {
-            // In this order: what is named here can always be had.
-            self.hold_in_bucket(&found.url, &capsule)?;
-            self.buckets.records.add(capsule, &found.url.to_string())?;
+            // In this order: a record without a partial capsule may be removed at any time, and what is named
+            // here can always be had.
             self.store.expect_partial(&capsule).map_err(store_error("prepare the capsule"))?;
+            self.buckets.records.add(capsule, &found.url.to_string())?;
+            self.hold_in_bucket(&found.url, &capsule)?;
+            found.check_named()?;
         }
         let copy = |kind, digest: &Digest| {
             if self.store.has(&[*digest]) == [true] {
@@ -261,11 +280,16 @@ impl Daemon {
     }
 
     /// Needs a capsule of a bucket no longer: all of it is here, or nothing.
-    fn forget_in_bucket(&self, capsule: &CapsuleId) {
+    pub(crate) fn forget_in_bucket(&self, capsule: &CapsuleId) {
         let Some(place) = self.buckets.records.of(capsule) else { return };
         let forgotten = self.buckets.records.remove(capsule).and_then(|()| {
             let bucket = self.bucket(&location(&place)?)?;
-            bucket.delete(&self.holder(capsule)).map_err(|error| failed(&bucket)(error.into()))
+            bucket.delete(&self.holder(capsule)).map_err(|error| failed(&bucket)(error.into()))?;
+            // Somebody may need it anew, whose holder went with this one.
+            match self.buckets.records.of(capsule) {
+                Some(place) => self.hold_in_bucket(&location(&place)?, capsule),
+                None => Ok(()),
+            }
         });
         if let Err(error) = forgotten {
             let error = &error as &dyn std::error::Error;
@@ -273,15 +297,9 @@ impl Daemon {
         }
     }
 
-    /// Forgets what buckets have once nothing is missing here.
-    pub(crate) fn remove_bucket_records(&self) {
-        self.buckets.records.all().iter().for_each(|(capsule, _)| self.forget_in_bucket(capsule));
-    }
-
     /// Stores the holders of this host again, once a day. False if a bucket could not be reached.
     pub(crate) fn renew_holders(&self) -> bool {
-        let mut renewed = lock(&self.buckets.renewed);
-        if renewed.is_some_and(|renewed| renewed.elapsed() < RENEWAL) {
+        if lock(&self.buckets.renewed).is_some_and(|renewed| renewed.elapsed() < RENEWAL) {
             return true;
         }
         let held = |(capsule, place): (CapsuleId, String)| {
@@ -293,7 +311,7 @@ impl Daemon {
         };
         // All are tried.
         let failures = self.buckets.records.all().into_iter().map(held).filter(|held| !held).count();
-        *renewed = (failures == 0).then(Instant::now);
+        *lock(&self.buckets.renewed) = (failures == 0).then(Instant::now);
         failures == 0
     }
 }

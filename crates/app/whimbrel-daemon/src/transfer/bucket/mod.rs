@@ -37,7 +37,7 @@ use whimbrel_api::{
     Unit,
 };
 use whimbrel_core::{ByteSize, CapsuleId, RefName, lock};
-use whimbrel_pool::benefactor::{Bucket, TierOptions, TierUrl};
+use whimbrel_pool::benefactor::{Bucket, ObjectEntry, TierOptions, TierUrl};
 use whimbrel_store::{Expected, GcRoots, Options, Store};
 
 /// Bytes of decoded frames that a reader keeps.
@@ -78,6 +78,11 @@ fn failed(bucket: &Bucket) -> impl Fn(Cause) -> DaemonError + use<> {
 impl Buckets {
     pub(crate) fn open(file: std::path::PathBuf) -> Self {
         Self { open: Mutex::default(), records: BucketRecords::load(file), renewed: Mutex::default() }
+    }
+
+    /// Capsules of which most pages are in a bucket.
+    pub(crate) fn records_of_partial(&self) -> Vec<CapsuleId> {
+        self.records.all().into_iter().map(|(capsule, _)| capsule).collect()
     }
 }
 
@@ -218,11 +223,15 @@ fn capsules_of(store: &Store) -> Result<Vec<BucketCapsule>, DaemonError> {
 /// Capsules that hosts read lazily, as far as they are in the store.
 fn held_capsules(bucket: &Bucket, store: &Store) -> Result<Vec<CapsuleId>, DaemonError> {
     let entries = bucket.list_dir(HOLDERS).map_err(|error| failed(bucket)(error.into()))?;
-    let now = SystemTime::now();
-    let is_alive = |stored: SystemTime| now.duration_since(stored).is_ok_and(|age| age < HOLDER_TERM);
-    let alive = entries.iter().filter(|entry| is_alive(entry.stored));
-    let held = alive.filter_map(|entry| entry.name.rsplit_once('.')?.1.parse::<CapsuleId>().ok());
+    let held = alive_holders(&entries, SystemTime::now()).into_iter();
     Ok(held.filter(|capsule| store.has(&[capsule.0]) == [true]).collect())
+}
+
+/// Capsules of the holders that count. One of the future does: the clock of the server is ahead.
+fn alive_holders(entries: &[ObjectEntry], now: SystemTime) -> Vec<CapsuleId> {
+    let is_dead = |stored: SystemTime| now.duration_since(stored).is_ok_and(|age| age >= HOLDER_TERM);
+    let alive = entries.iter().filter(|entry| !is_dead(entry.stored));
+    alive.filter_map(|entry| entry.name.rsplit_once('.')?.1.parse().ok()).collect()
 }
 
 /// Shows how much of the pages was looked at.
@@ -230,5 +239,24 @@ fn showing(what: &'static str, reporter: &ProgressReporter) -> impl FnMut(u64, u
     move |done, total| {
         reporter.progress(what, Unit::Bytes, done, Some(total));
         !reporter.is_cancelled()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use whimbrel_core::Digest;
+
+    #[test]
+    fn a_holder_counts_for_a_month_and_also_if_the_server_is_ahead_of_this_host() {
+        let (now, second) = (SystemTime::now(), Duration::from_secs(1));
+        let of = |number: u8, stored| {
+            let capsule = CapsuleId(Digest([number; 32]));
+            (capsule, ObjectEntry { name: format!("alpha.lan.{capsule}"), stored })
+        };
+        let (young, one) = of(1, now - HOLDER_TERM + second);
+        let (ahead, other) = of(2, now + 600 * second);
+        let (_, dead) = of(3, now - HOLDER_TERM);
+        assert_eq!(alive_holders(&[one, dead, other], now), [young, ahead]);
     }
 }

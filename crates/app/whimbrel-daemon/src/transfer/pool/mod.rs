@@ -114,9 +114,11 @@ impl Daemon {
 
     /// Removes the records of partial capsules once nothing is missing here.
     pub(crate) fn remove_partial_records(&self) -> Result<(), DaemonError> {
+        // Before the partial capsules are listed: the record of a new one is made after its mark.
+        let in_buckets = self.buckets.records_of_partial();
         if self.store.partials().map_err(store_error("list partial capsules"))?.is_empty() {
             self.pools.records.clear();
-            self.remove_bucket_records();
+            in_buckets.iter().for_each(|capsule| self.forget_in_bucket(capsule));
         }
         self.pools.notifier.notify();
         Ok(())
