@@ -78,6 +78,22 @@ impl Store {
     }
 }
 
+impl Store {
+    /// Reads objects, in order, with several threads if they are many: a store may be far away.
+    pub fn blobs(&self, digests: &[Digest]) -> Vec<Result<Vec<u8>>> {
+        let part = digests.len().div_ceil(READERS).max(PAGES);
+        let read = |part: &[Digest]| part.iter().map(|digest| self.blob(digest)).collect::<Vec<_>>();
+        if digests.len() <= part {
+            return read(digests);
+        }
+        thread::scope(|scope| {
+            let readers: Vec<_> = digests.chunks(part).map(|part| scope.spawn(move || read(part))).collect();
+            let joined = readers.into_iter().map(|reader| reader.join().expect("a reader does not panic"));
+            joined.flatten().collect()
+        })
+    }
+}
+
 impl Copier<'_, '_> {
     fn node(&mut self, digest: Digest) -> Result<()> {
         self.nodes.push(digest);
@@ -103,24 +119,7 @@ impl Copier<'_, '_> {
 
     /// Copies what is not there yet, `group` objects to a frame. Returns how many that were.
     fn copy(&self, kind: Kind, digests: &[Digest], group: usize) -> Result<u64> {
-        self.writer.put_lacking(kind, digests, group, |lacking| read(self.from, lacking))
+        self.writer
+            .put_lacking(kind, digests, group, |lacking| self.from.blobs(lacking).into_iter().collect())
     }
-}
-
-/// Reads objects, in order.
-fn read(from: &Store, digests: &[Digest]) -> Result<Vec<Vec<u8>>> {
-    let part = digests.len().div_ceil(READERS).max(PAGES);
-    let read_part = |part: &[Digest]| part.iter().map(|digest| from.blob(digest)).collect::<Result<Vec<_>>>();
-    if digests.len() <= part {
-        return read_part(digests);
-    }
-    thread::scope(|scope| {
-        let parts = digests.chunks(part).map(|part| scope.spawn(move || read_part(part)));
-        let parts: Vec<_> = parts.collect();
-        let mut all = Vec::with_capacity(digests.len());
-        for part in parts {
-            all.extend(part.join().map_err(|_| StoreError::Latched { action: "reader" })??);
-        }
-        Ok(all)
-    })
 }

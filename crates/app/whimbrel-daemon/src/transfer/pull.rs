@@ -149,12 +149,7 @@ impl Daemon {
             let found = host.locate(request.host.as_ref(), &request.capsule)?;
             let name = request.tag.or(found.name.clone()).or_else(|| name_by_id("pulled", &found.capsule));
             let names: Vec<RefName> = name.into_iter().collect();
-            if let Some(taken) = names.iter().find(|name| !host.may_have_name(name, &found.capsule)) {
-                return Err(DaemonError::invalid(format!(
-                    "{} is a machine of this host: use --tag to give the capsule another name here",
-                    refs::known_as(taken)
-                )));
-            }
+            names.iter().try_for_each(|name| host.check_name_for(name, &found.capsule))?;
             let sources = host.source(&found.host);
             let before = sources.bytes();
             let (_, _pin) = host.fetch_description(&sources, &found.host, &found.capsule)?;
@@ -338,6 +333,17 @@ impl Daemon {
         }
         let pulled = self.pull_all(&self.sources(), &self.name, (capsule, &[]), progress).map(drop);
         pulled.map_err(|error| pooled.err().unwrap_or(error))
+    }
+
+    /// Fails if a machine of this host has the name that a pulled capsule is to get.
+    pub(super) fn check_name_for(&self, name: &RefName, capsule: &CapsuleId) -> Result<(), DaemonError> {
+        match self.may_have_name(name, capsule) {
+            true => Ok(()),
+            false => Err(DaemonError::invalid(format!(
+                "{} is a machine of this host: use --tag to give the capsule another name here",
+                refs::known_as(name)
+            ))),
+        }
     }
 
     /// A capsule and its ancestors, of which it may lack pages.

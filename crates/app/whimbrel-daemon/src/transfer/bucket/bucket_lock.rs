@@ -49,8 +49,8 @@ struct Shared {
     ended: Condvar,
 }
 
-/// When the object was stored last, by two clocks: one stands still while the computer sleeps, the other may be
-/// put back.
+/// When the object was stored last, by two clocks: one stands still while the computer sleeps, the other may
+/// be put back.
 #[derive(Clone, Copy)]
 struct Renewed(Instant, SystemTime);
 

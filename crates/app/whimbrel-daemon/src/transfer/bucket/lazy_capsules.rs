@@ -13,7 +13,6 @@ use crate::{
 use std::{
     ops::ControlFlow,
     sync::Arc,
-    thread,
     time::{Duration, Instant},
 };
 use whimbrel_api::{
@@ -28,19 +27,15 @@ use whimbrel_store::{ObjectWant, PageWant, RemoteObjects, RemoteObjectsError, St
 pub(super) const CLUSTER: u64 = 32;
 /// Interval at which holders are stored again.
 const RENEWAL: Duration = Duration::from_secs(24 * 3600);
-/// Threads that read pages for one request.
-const READERS: usize = 8;
 
 /// The objects of a bucket, as the source of a repair.
 struct BucketObjects(Store);
 
 impl BucketObjects {
     fn read(&self, digests: impl Iterator<Item = Digest>) -> Result<Vec<Vec<u8>>, RemoteObjectsError> {
-        let read = |digest| {
-            let unread = |error: StoreError| RemoteObjectsError { source: error.into(), retryable: true };
-            self.0.blob(&digest).map_err(unread)
-        };
-        digests.map(read).collect()
+        let unread = |error: StoreError| RemoteObjectsError { source: error.into(), retryable: true };
+        let digests: Vec<Digest> = digests.collect();
+        self.0.blobs(&digests).into_iter().map(|read| read.map_err(unread)).collect()
     }
 }
 
@@ -110,12 +105,7 @@ impl Daemon {
             let capsule = found.capsule;
             let manifest = found.store.manifest(&capsule).map_err(store_error("read the capsule"))?;
             let name = request.tag.clone().unwrap_or_else(|| own_name(&found.name, &manifest));
-            if !host.may_have_name(&name, &capsule) {
-                return Err(DaemonError::invalid(format!(
-                    "{} is a machine of this host: use --tag to give the capsule another name here",
-                    refs::known_as(&name)
-                )));
-            }
+            host.check_name_for(&name, &capsule)?;
             let pages = match request.lazy {
                 true => host.describe_from_bucket(&found, vec![name]).map(|_| 0)?,
                 false => {
@@ -243,24 +233,12 @@ impl Daemon {
                     continue;
                 }
             };
-            let missing: Vec<usize> = (0..digests.len()).filter(|at| from.found[*at].is_none()).collect();
-            let part = missing.len().div_ceil(READERS).max(1);
-            let read = |at: &usize| match store.has(&[digests[*at]]) == [true] {
-                true => store.blob(&digests[*at]).map(Some),
-                false => Ok(None),
-            };
-            let parts = thread::scope(|scope| {
-                let readers: Vec<_> = missing
-                    .chunks(part)
-                    .map(|part| {
-                        scope.spawn(move || part.iter().map(|at| (*at, read(at))).collect::<Vec<_>>())
-                    })
-                    .collect();
-                readers.into_iter().filter_map(|reader| reader.join().ok()).flatten().collect::<Vec<_>>()
-            });
-            for (at, found) in parts {
-                match found {
-                    Ok(found) => from.found[at] = found,
+            let has = |at: &usize| from.found[*at].is_none() && store.has(&[digests[*at]]) == [true];
+            let there: Vec<usize> = (0..digests.len()).filter(has).collect();
+            let wanted: Vec<Digest> = there.iter().map(|at| digests[*at]).collect();
+            for (at, read) in there.into_iter().zip(store.blobs(&wanted)) {
+                match read {
+                    Ok(found) => from.found[at] = Some(found),
                     Err(error) => from.set_error(error.into()),
                 }
             }

@@ -109,12 +109,7 @@ impl Daemon {
         manifest: &Manifest,
     ) -> Result<Vec<RefName>, DaemonError> {
         let name = request.tag.clone().unwrap_or_else(|| own_name(&found.name, manifest));
-        if !self.may_have_name(&name, &found.capsule.capsule()) {
-            return Err(DaemonError::invalid(format!(
-                "{} is a machine of this host: use --tag to give the capsule another name here",
-                refs::known_as(&name)
-            )));
-        }
+        self.check_name_for(&name, &found.capsule.capsule())?;
         Ok(vec![name])
     }
 
