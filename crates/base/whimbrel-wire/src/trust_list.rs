@@ -7,13 +7,13 @@
 use crate::{PeerAddress, PeerIdentity, PublicKey, RefPatterns, Rights, TrustError, atomic_file};
 use serde::{Deserialize, Serialize};
 use std::{
-    fs::{File, Metadata},
+    fs::File,
     io::{self, Read as _},
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
 };
-use whimbrel_core::HostName;
+use whimbrel_core::{HostName, lock};
 
 /// Larger than any trust list; a larger file is refused.
 const MAX_FILE: u64 = 4 << 20;
@@ -103,12 +103,14 @@ struct TrustFile {
     peer: Vec<TrustedPeer>,
 }
 
-/// Tells whether the open file is still the one of its path, with the same content: names, size, seconds and
-/// nanoseconds of its last change. A file that is replaced loses its name.
-type Stamp = (u64, u64, i64, i64);
+/// Tells whether an open file has the same content: size, seconds and nanoseconds of its last change.
+type Stamp = (u64, i64, i64);
 
-fn stamp(meta: &Metadata) -> Stamp {
-    (meta.nlink(), meta.size(), meta.ctime(), meta.ctime_nsec())
+/// The stamp of a file that is still the one of its path. A file that is replaced loses its name, perhaps
+/// already between its opening and this call: it has no stamp then, and is not looked at again.
+fn stamp(file: &File) -> Option<Stamp> {
+    let meta = file.metadata().ok().filter(|meta| meta.nlink() > 0)?;
+    Some((meta.size(), meta.ctime(), meta.ctime_nsec()))
 }
 
 /// Entries of the file, shared with those who look one up.
@@ -151,24 +153,28 @@ impl Trust {
 
     /// The list without a copy of it: it is looked up for every request of a peer.
     fn peers(&self) -> Result<Peers, TrustError> {
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = lock(&self.seen);
         if let Some(seen) = &*seen
-            && seen.file.metadata().is_ok_and(|meta| stamp(&meta) == seen.stamp)
+            && stamp(&seen.file) == Some(seen.stamp)
         {
             return Ok(seen.peers.clone());
         }
         *seen = None;
-        let file = match File::open(&self.path) {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Peers::default()),
-            Err(source) => return Err(self.file("read", source)),
-        };
-        let meta = file.metadata().map_err(|source| self.file("read", source))?;
-        if meta.len() > MAX_FILE {
+        match File::open(&self.path) {
+            Ok(file) => self.read_opened(file, &mut seen),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Peers::default()),
+            Err(source) => Err(self.file("read", source)),
+        }
+    }
+
+    /// Reads the list, and remembers it unless its file was replaced since it was opened.
+    fn read_opened(&self, file: File, seen: &mut Option<Seen>) -> Result<Peers, TrustError> {
+        if file.metadata().map_err(|source| self.file("read", source))?.len() > MAX_FILE {
             return Err(TrustError::TooLarge { path: self.path.clone() });
         }
+        let before = stamp(&file);
         let peers: Peers = Arc::new(self.read(&file)?.into_iter().map(Arc::new).collect());
-        *seen = Some(Seen { file, stamp: stamp(&meta), peers: peers.clone() });
+        *seen = before.map(|stamp| Seen { file, stamp, peers: peers.clone() });
         Ok(peers)
     }
 
@@ -289,6 +295,17 @@ mod tests {
         editor.remove(&"alpha".parse().unwrap()).unwrap();
         assert_eq!(running.find(&PublicKey([1; 32])).unwrap(), None);
         assert!(matches!(editor.remove(&"alpha".parse().unwrap()), Err(TrustError::NotListed { .. })));
+    }
+
+    #[test]
+    fn a_list_that_was_replaced_while_it_was_opened_is_not_believed_afterwards() {
+        let dir = tempfile::tempdir().unwrap();
+        let (running, editor) = (Trust::load(dir.path()).unwrap(), Trust::load(dir.path()).unwrap());
+        editor.add(peer("alpha", 1)).unwrap();
+        let opened = File::open(dir.path().join("trust.toml")).unwrap();
+        editor.remove(&"alpha".parse().unwrap()).unwrap();
+        assert_eq!(running.read_opened(opened, &mut lock(&running.seen)).unwrap().len(), 1);
+        assert_eq!(running.find(&PublicKey([1; 32])).unwrap(), None);
     }
 
     #[test]

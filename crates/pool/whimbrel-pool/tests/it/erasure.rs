@@ -142,7 +142,11 @@ fn a_piece_that_rots_is_read_around_and_made_again_and_young_files_keep_their_co
         file.write_all_at(b"rot", at).unwrap();
     }
     assert!(cluster.read_version(node.version) == data);
-    let faults = || cluster.pool.block(cluster.pool.status()).unwrap().benefactors[0].faults;
+    // Benefactors are listed as they joined.
+    let faults = || {
+        let status = cluster.pool.block(cluster.pool.status()).unwrap();
+        status.benefactors.iter().find(|one| one.name == "b0").unwrap().faults
+    };
     until("the reader has reported it", || faults() > 0);
     until("the pieces are made again", || {
         let status = cluster.pool.block(cluster.pool.status()).unwrap();
