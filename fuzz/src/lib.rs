@@ -191,7 +191,7 @@ pub fn migrate_batch(data: &[u8]) {
     if header.check(ARRAY_PAGES).is_err() {
         return;
     }
-    let Ok(batch) = PageBatch::decode(&header, payload) else { return };
+    let Ok(batch) = PageBatch::decode(&header, bytes::Bytes::copy_from_slice(payload)) else { return };
     let pages = |runs: &[whimbrel_core::PageRun]| runs.iter().map(|run| run.len as usize).sum::<usize>();
     assert_eq!(batch.whole().len(), pages(&header.whole) * PAGE_SIZE, "other pages than the header lists");
     let mut page = vec![0; PAGE_SIZE];

@@ -49,6 +49,9 @@ const LINK_WAITED: f64 = 0.3;
 const GAIN: f64 = 1.1;
 /// Least gain of a step below level 1: others use the link too.
 const GAIN_BELOW: f64 = 1.3;
+/// Bytes sent for each byte of memory above which no step over the first saves anything: the memory hardly
+/// shrinks.
+const SHRINKS_AT_MOST: f64 = 0.97;
 /// More bytes than can be in flight: twice what the pipeline sends unanswered, for what the sockets buffer. A
 /// link that accepted them without a wait is faster than the encoders.
 const IN_FLIGHT_MAX: u64 = 32 << 20;
@@ -135,9 +138,11 @@ impl EffortControl {
         let knows = self.link.is_some() || self.sent > IN_FLIGHT_MAX || self.step > INITIAL_STEP;
         if busy > BUSY && knows && less.is_some_and(|less| gains(&STEPS[less], least)) {
             self.step -= 1;
-        } else if more.is_some_and(|more| {
-            busy * more.cost / now.cost <= BUSY_NEXT || self.link.is_some() && gains(more, GAIN)
-        }) {
+        } else if (self.step < INITIAL_STEP || ratio < SHRINKS_AT_MOST)
+            && more.is_some_and(|more| {
+                busy * more.cost / now.cost <= BUSY_NEXT || self.link.is_some() && gains(more, GAIN)
+            })
+        {
             self.step += 1;
         }
     }
@@ -228,6 +233,14 @@ mod tests {
             slow(&mut choice);
             assert_ne!(choice.effort(), Effort::None);
         }
+    }
+
+    #[test]
+    fn memory_that_does_not_shrink_gets_no_more_effort() {
+        let mut choice = EffortControl::new();
+        let sent = EncoderTime { link: WINDOW, raw: 1 << 20, wire: 1 << 20, ..EncoderTime::default() };
+        (0..20).for_each(|_| choice.record(sent));
+        assert_eq!(choice.step, INITIAL_STEP);
     }
 
     proptest! {

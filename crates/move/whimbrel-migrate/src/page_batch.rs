@@ -6,6 +6,7 @@
 //! page has 64 delta blocks of 64 bytes, the unit in which processors write memory. Pure functions over
 //! bytes; everything is bounded before it is decoded.
 
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use whimbrel_core::{PAGE_SIZE, PageRun};
 use whimbrel_image::{
@@ -27,6 +28,11 @@ pub(crate) const BLOCKS_CHANGED_MAX: u32 = 40;
 /// Compressed data above this part of its raw size is sent raw, so that the other side need not decompress
 /// it.
 const WORTH_PACKING: f64 = 0.97;
+/// A payload of at least so many bytes is compressed only if one page in [`SAMPLE_STRIDE`] shrinks: memory
+/// that does not, of images or of what is encrypted or compressed already, comes in long runs, and a strong
+/// level takes longer over it than to send it.
+const SAMPLED_MIN: usize = 64 * PAGE_SIZE;
+const SAMPLE_STRIDE: usize = 16;
 const WORD: usize = size_of::<u64>();
 
 /// Compression of a payload.
@@ -144,6 +150,21 @@ fn min_match(level: i32) -> u32 {
     }
 }
 
+fn settings(level: i32) -> Settings {
+    Settings { level, more: [Some(CParameter::MinMatch(min_match(level))), None] }
+}
+
+/// Whether compression probably makes `raw` smaller.
+fn may_shrink(raw: &[u8], sample: &mut Vec<u8>) -> std::io::Result<bool> {
+    if raw.len() < SAMPLED_MIN {
+        return Ok(true);
+    }
+    sample.clear();
+    raw.chunks(PAGE_SIZE).step_by(SAMPLE_STRIDE).for_each(|page| sample.extend_from_slice(page));
+    let packed = compression::compress(sample, &[], settings(1), Vec::new())?;
+    Ok((packed.len() as f64) < sample.len() as f64 * WORTH_PACKING)
+}
+
 /// Encoder of batches.
 #[derive(Default)]
 pub struct Encoder {
@@ -151,6 +172,7 @@ pub struct Encoder {
     whole: Vec<u8>,
     changed: Vec<u8>,
     blocks: Vec<u8>,
+    sample: Vec<u8>,
 }
 
 impl Encoder {
@@ -163,6 +185,15 @@ impl Encoder {
     pub fn whole(&mut self, page: u64, content: &[u8]) {
         push(&mut self.header.whole, page);
         self.whole.extend_from_slice(content);
+    }
+
+    /// Adds pages by their content, which is not copied if no page has been added so.
+    pub(crate) fn all_whole(&mut self, runs: &[PageRun], content: Vec<u8>) {
+        self.header.whole.extend_from_slice(runs);
+        match self.whole.is_empty() {
+            true => self.whole = content,
+            false => self.whole.extend_from_slice(&content),
+        }
     }
 
     /// Adds a page by the blocks of its content that differ from the target's version.
@@ -187,9 +218,10 @@ impl Encoder {
         if raw.is_empty() {
             return Ok((header, raw));
         }
-        if let Effort::Zstd(level) = effort {
-            let more = [Some(CParameter::MinMatch(min_match(level))), None];
-            let mut packed = compression::compress(&raw, &[], Settings { level, more }, Vec::new())?;
+        if let Effort::Zstd(level) = effort
+            && may_shrink(&raw, &mut self.sample)?
+        {
+            let mut packed = compression::compress(&raw, &[], settings(level), Vec::new())?;
             if (packed.len() as f64) < raw.len() as f64 * WORTH_PACKING {
                 header.packing = Packing::Zstd;
                 // The payload may wait for a slow link, and was allocated for the worst case.
@@ -205,7 +237,7 @@ impl Encoder {
 
 /// Content of a batch.
 pub struct PageBatch {
-    raw: Vec<u8>,
+    raw: Bytes,
     whole: usize,
     delta: usize,
 }
@@ -219,14 +251,16 @@ pub struct Patch<'a> {
 
 impl PageBatch {
     /// Decompresses the `payload` of `header`.
-    pub fn decode(header: &PageBatchHeader, payload: &[u8]) -> Result<Self, PageBatchError> {
+    pub fn decode(header: &PageBatchHeader, payload: Bytes) -> Result<Self, PageBatchError> {
         header.check_size()?;
         let (whole, delta) = (header.whole_bytes(), header.delta_pages());
         let expected = whole + delta * WORD + header.blocks as usize * BLOCK;
         let bad = PageBatchError::Payload { expected };
         let raw = match header.packing {
-            Packing::None => payload.to_vec(),
-            Packing::Zstd => compression::decompress_at_most(payload, &[], expected).map_err(|_| bad)?,
+            Packing::None => payload,
+            Packing::Zstd => {
+                compression::decompress_at_most(&payload, &[], expected).map_err(|_| bad)?.into()
+            }
         };
         let batch = Self { raw, whole, delta };
         let bad = PageBatchError::Payload { expected };

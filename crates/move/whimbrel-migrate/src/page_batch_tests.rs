@@ -14,7 +14,7 @@ fn page(kind: u8, seed: u64) -> Vec<u8> {
 
 /// Decodes a batch and applies it to the target's pages.
 fn receive(header: &PageBatchHeader, payload: &[u8], pages: &mut BTreeMap<u64, Vec<u8>>) {
-    let batch = PageBatch::decode(header, payload).unwrap();
+    let batch = PageBatch::decode(header, Bytes::copy_from_slice(payload)).unwrap();
     let mut whole = batch.whole().chunks_exact(PAGE_SIZE);
     for page in header.whole.iter().flat_map(|run| run.pages()) {
         pages.insert(page, whole.next().unwrap().to_vec());
@@ -69,7 +69,7 @@ proptest! {
         let whole: Vec<_> = whole.iter().map(|(s, l)| PageRun::new(*s, *l)).collect();
         let packing = if pack { Packing::Zstd } else { Packing::None };
         let header = PageBatchHeader { array: 0, packing, zero: vec![], whole, delta: vec![PageRun::new(0, delta)], blocks };
-        let _ = PageBatch::decode(&header, &payload);
+        let _ = PageBatch::decode(&header, payload.into());
     }
 }
 
@@ -91,27 +91,44 @@ fn a_header_is_these_bytes() {
 fn blocks_that_the_header_does_not_list_are_refused() {
     let header = PageBatchHeader { delta: vec![PageRun::new(0, 1)], blocks: 1, ..PageBatchHeader::default() };
     let payload = |changed: u64| [&changed.to_le_bytes()[..], &[7; BLOCK]].concat();
-    assert!(PageBatch::decode(&header, &payload(1 << 63)).is_ok());
-    assert!(PageBatch::decode(&header, &payload(3)).is_err(), "two blocks are marked, one is there");
-    assert!(PageBatch::decode(&header, &payload(0)).is_err());
+    assert!(PageBatch::decode(&header, payload(1 << 63).into()).is_ok());
+    assert!(PageBatch::decode(&header, payload(3).into()).is_err(), "two blocks are marked, one is there");
+    assert!(PageBatch::decode(&header, payload(0).into()).is_err());
     let more = PageBatchHeader { blocks: 65, ..header };
-    assert!(matches!(PageBatch::decode(&more, &[]), Err(PageBatchError::TooLarge { .. })));
+    assert!(matches!(PageBatch::decode(&more, Bytes::new()), Err(PageBatchError::TooLarge { .. })));
+}
+
+fn noise(len: usize) -> Vec<u8> {
+    let mut state = 1u64;
+    let byte = |_| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 56) as u8
+    };
+    (0..len).map(byte).collect()
 }
 
 #[test]
 fn what_does_not_shrink_is_sent_as_it_is() {
-    let noise: Vec<u8> =
-        (0..PAGE_SIZE as u64).map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect();
+    for pages in [1, BATCH_PAGES_MAX as usize] {
+        let noise = noise(pages * PAGE_SIZE);
+        let mut encoder = Encoder::default();
+        encoder.all_whole(&[PageRun::new(7, pages as u64)], noise.clone());
+        let (header, payload) = encoder.finish(0, Effort::Zstd(1)).unwrap();
+        assert_eq!((header.packing, &payload), (Packing::None, &noise));
+        assert_eq!(header.whole, [PageRun::new(7, pages as u64)]);
+    }
+}
+
+#[test]
+fn a_batch_of_which_a_part_shrinks_is_compressed() {
+    let mut pages = noise(BATCH_PAGES_MAX as usize * PAGE_SIZE);
+    let text = b"a sentence that memory has again and again ".repeat(2000);
+    pages[64 * PAGE_SIZE..][..text.len()].copy_from_slice(&text);
     let mut encoder = Encoder::default();
-    let mut state = 1u64;
-    let random: Vec<u8> = noise
-        .iter()
-        .map(|byte| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(u64::from(*byte) + 1);
-            (state >> 56) as u8
-        })
-        .collect();
-    encoder.whole(0, &random);
-    let (header, payload) = encoder.finish(0, Effort::Zstd(1)).unwrap();
-    assert_eq!((header.packing, payload), (Packing::None, random));
+    encoder.whole(3, &pages[..PAGE_SIZE]);
+    encoder.all_whole(&[PageRun::new(4, BATCH_PAGES_MAX - 1)], pages[PAGE_SIZE..].to_vec());
+    let (header, payload) = encoder.finish(0, Effort::Zstd(3)).unwrap();
+    assert_eq!(header.packing, Packing::Zstd);
+    assert!(payload.len() < pages.len() - text.len() / 2, "{} bytes", payload.len());
+    assert_eq!(PageBatch::decode(&header, payload.into()).unwrap().whole(), pages);
 }

@@ -71,6 +71,23 @@ impl BatchJob {
     fn is_empty(&self) -> bool {
         self.zero.is_empty() && self.runs.is_empty()
     }
+
+    /// Hands the pages to the encoder, without their content.
+    fn encode(&mut self, encoder: &mut Encoder, verdicts: &[PageEncoding]) {
+        let content = std::mem::take(&mut self.data);
+        if verdicts.iter().all(|verdict| *verdict == PageEncoding::Whole) {
+            encoder.all_whole(&self.runs, content);
+            return;
+        }
+        let pages = self.runs.iter().flat_map(|run| run.pages()).zip(content.chunks_exact(PAGE_SIZE));
+        for ((page, content), verdict) in pages.zip(verdicts) {
+            match verdict {
+                PageEncoding::Present => {}
+                PageEncoding::Changed(blocks) => encoder.delta(page, content, *blocks),
+                PageEncoding::Whole => encoder.whole(page, content),
+            }
+        }
+    }
 }
 
 #[derive(Default)]
@@ -222,7 +239,7 @@ impl<'a> Pipeline<'a> {
     fn encode_and_send(
         &self,
         encoder: &mut Encoder,
-        job: BatchJob,
+        mut job: BatchJob,
         waited: Duration,
     ) -> Result<(), BoxError> {
         let begun = Instant::now();
@@ -232,20 +249,12 @@ impl<'a> Pipeline<'a> {
         let mut verdicts = self.target_contents.pages(job.array, &job.runs, &job.data, &job.hot)?;
         let asked =
             self.send_boot_file_runs(&job, &mut verdicts)? + self.query_target(&job, &mut verdicts)?;
-        let pages = job.runs.iter().flat_map(|run| run.pages()).zip(job.data.chunks_exact(PAGE_SIZE));
-        for ((page, content), verdict) in pages.zip(verdicts) {
-            match verdict {
-                PageEncoding::Present => {}
-                PageEncoding::Changed(blocks) => encoder.delta(page, content, blocks),
-                PageEncoding::Whole => encoder.whole(page, content),
-            }
-        }
+        job.encode(encoder, &verdicts);
         if encoder.is_empty() {
             flight.arrived();
             return Ok(());
         }
         let (batch, payload) = encoder.finish(job.array as u32, effort)?;
-        drop(job);
         let header = postcard::to_stdvec(&PagesHeader { handover: self.handover, batch })?;
         let (encoding, wire) = (begun.elapsed() - asked, (header.len() + payload.len()) as u64);
         let answer = self.link.send(protocol::PAGES, header, payload.into())?;
@@ -265,16 +274,15 @@ impl<'a> Pipeline<'a> {
         if job.array != MEMORY || self.boot.is_empty() {
             return Ok(Duration::ZERO);
         }
-        let (mut runs, mut likely, mut check) = (Vec::new(), None, Xxh3::new());
         let pages = job.runs.iter().flat_map(|run| run.pages()).zip(job.data.chunks_exact(PAGE_SIZE));
-        for ((page, content), verdict) in
-            pages.zip(verdicts).filter(|(_, verdict)| **verdict == PageEncoding::Whole)
-        {
-            let Some(place) = self.boot.find(content, likely.take()) else { continue };
+        let (places, pages): (Vec<_>, Vec<_>) =
+            pages.enumerate().filter(|(at, _)| verdicts[*at] == PageEncoding::Whole).unzip();
+        let (mut runs, mut check) = (Vec::new(), Xxh3::new());
+        for (at, place) in self.boot.find_all(&pages) {
+            let (page, content) = pages[at];
             boot_files::push(&mut runs, page, place);
             check.update(content);
-            likely = Some(place.next());
-            *verdict = PageEncoding::Present;
+            verdicts[places[at]] = PageEncoding::Present;
         }
         if runs.is_empty() {
             return Ok(Duration::ZERO);
@@ -460,6 +468,9 @@ impl Sink for PageSender<'_, '_> {
                 continue;
             }
             push(&mut self.batch.runs, page);
+            if self.batch.data.is_empty() {
+                self.batch.data.reserve_exact(self.batch_pages_max() * PAGE_SIZE);
+            }
             self.batch.data.extend_from_slice(content);
             self.batch.hot.push(batch.hot.is_some_and(|hot| hot.contains(page)));
         }

@@ -224,7 +224,7 @@ impl IncomingMigrations {
             protocol::PAGES => {
                 let pages: PagesHeader = parse(header)?;
                 // Decoded before the lock is taken.
-                let batch = PageBatch::decode(&pages.batch, &payload)?;
+                let batch = PageBatch::decode(&pages.batch, payload)?;
                 self.with(pages.handover, |arriving| arriving.pages(&pages, &batch)).map(no_reply)
             }
             protocol::BOOT_FILE_PAGES => {
