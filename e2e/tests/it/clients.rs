@@ -12,24 +12,26 @@ use whimbrel_testkit::guest::{GuestOptions, Work};
 /// Address of the host's API over TLS; each has the loopback of its own host.
 const TLS: &str = "127.0.0.1:7443";
 
-/// Runs tests of the Python package on the host; fails with what they printed.
-fn pytest(cluster: &Cluster, host: &HostProcess, tests: &str, passed: usize) {
+/// Address of the host's API without TLS, for a program that knows no certificate of one's own.
+const PLAIN: &str = "127.0.0.1:7480";
+
+/// Runs a program of the Python client's environment on the host; fails with what it printed, which it returns
+/// otherwise.
+fn in_environment(cluster: &Cluster, host: &HostProcess, program: &str) -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the folder of the workspace");
-    let python = root.join("target/clients-venv/bin/python");
-    assert!(python.exists(), "the Python client is not installed: `cargo xtask clients` does that");
+    let programs = root.join("target/clients-venv/bin");
+    assert!(programs.exists(), "the Python client is not installed: `cargo xtask clients` does that");
     let folder = cluster.disk.path().join("clients");
     fs::create_dir_all(&folder).expect("a folder for the tests");
     let (file, log) = (folder.join("settings.json"), folder.join("log"));
     fs::write(&file, settings(cluster, host).to_string()).expect("a file of settings");
-    let text = |path: &Path| path.to_str().expect("a path in UTF-8").to_owned();
     let script = format!(
-        "cd '{}' && PYTHONDONTWRITEBYTECODE=1 WHIMBREL_TEST_SETTINGS='{}' '{}' -m pytest \
-         --basetemp='{}' tests/{tests} >'{}' 2>&1",
-        text(&root.join("clients/python")),
-        text(&file),
-        text(&python),
-        text(&folder.join("tmp")),
-        text(&log)
+        "cd '{}' && PYTHONDONTWRITEBYTECODE=1 WHIMBREL_TEST_SETTINGS='{}' TMPDIR='{}' '{}'/{program} >'{}' 2>&1",
+        root.join("clients/python").display(),
+        file.display(),
+        folder.display(),
+        programs.display(),
+        log.display()
     );
     let mut run = host.start_program("sh", &["-c", &script]);
     let deadline = Instant::now() + PATIENCE;
@@ -38,11 +40,19 @@ fn pytest(cluster: &Cluster, host: &HostProcess, tests: &str, passed: usize) {
         if let Some(ended) = run.try_wait().expect("a process to wait for") {
             break ended;
         }
-        assert!(Instant::now() < deadline, "{tests} does not end:\n{}\n{}", said(), host.log_text());
+        assert!(Instant::now() < deadline, "{program} does not end:\n{}\n{}", said(), host.log_text());
         std::thread::sleep(Duration::from_millis(100));
     };
     let whole = said();
-    assert!(ended.success(), "{tests} failed:\n{whole}\n{}", host.log_text());
+    assert!(ended.success(), "{program} failed:\n{whole}\n{}", host.log_text());
+    whole
+}
+
+/// Runs tests of the Python package on the host.
+fn pytest(cluster: &Cluster, host: &HostProcess, tests: &str, passed: usize) {
+    let folder = cluster.disk.path().join("clients/tmp");
+    let program = format!("python -m pytest --basetemp='{}' tests/{tests}", folder.display());
+    let whole = in_environment(cluster, host, &program);
     let all = format!("{passed} passed in");
     assert!(whole.contains(&all), "not all of {tests} ran, or there are more now:\n{whole}");
 }
@@ -84,4 +94,27 @@ fn a_language_model_looks_and_changes_only_with_leave() {
     let mut cluster = Cluster::start(&["alpha"]);
     cluster.host_mut("alpha").restart_with(&format!("api_listen = \"{TLS}\"\n"));
     pytest(&cluster, cluster.host("alpha"), "test_mcp.py", 3);
+}
+
+/// Thousands of requests that the document allows or does not, of a token that may change machines: each is
+/// answered as the document says.
+#[test]
+fn schemathesis_finds_no_answer_that_the_document_of_the_api_does_not_have() {
+    let mut cluster = Cluster::start(&["alpha"]);
+    let both = format!("api_listen = \"{TLS}\"\nweb = \"{PLAIN}\"\n");
+    cluster.host_mut("alpha").restart_with(&both);
+    let host = cluster.host("alpha");
+    let token = host.run(&["token", "create", "tester", "--role", "operator"]);
+    let program = format!(
+        "schemathesis --config-file tests/schemathesis.toml run ../../docs/openapi.json --url http://{PLAIN} \
+         -H 'Authorization: Bearer {}' --phases examples,coverage --seed 1 --workers 2 --request-timeout 90 \
+         --suppress-health-check all --no-color",
+        token.trim()
+    );
+    let whole = in_environment(&cluster, host, &program);
+    let tried = whole.lines().find_map(|line| line.trim().strip_suffix(" passed")?.split(", ").nth(1));
+    let tried: usize = tried.and_then(|tried| tried.parse().ok()).unwrap_or_default();
+    assert!(tried > 1000, "{whole}");
+    host.run(&["ps"]);
+    assert!(host.log_text().contains("machine=web"), "no machine was made");
 }

@@ -1,5 +1,6 @@
 //! Capsules: their description, and the requests that name, compare, export and import them.
 
+use crate::openapi_names::{CAPSULE, Name};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, fmt, path::PathBuf, str::FromStr};
 use utoipa::{
@@ -78,7 +79,7 @@ impl PartialSchema for CapsuleRef {
     fn schema() -> RefOr<Schema> {
         let text = "A tag, a machine (its newest capsule), an id or its first digits, or NAME@-AGE (like web@-5m): the newest epoch \
                     snapshot of a protected machine that is at least of this age";
-        ObjectBuilder::new().schema_type(Type::String).description(Some(text)).into()
+        ObjectBuilder::new().schema_type(Type::String).pattern(Some(CAPSULE)).description(Some(text)).into()
     }
 }
 
@@ -120,10 +121,10 @@ pub struct CapsuleInfo {
     #[schema(value_type = String)]
     pub id: CapsuleId,
     /// Refs of the capsule: tags, and the machine whose newest capsule it is.
-    #[schema(value_type = Vec<String>)]
+    #[schema(value_type = Vec<Name>)]
     pub names: Vec<RefName>,
     /// Machine that the capsule was taken from.
-    #[schema(value_type = String)]
+    #[schema(value_type = Name)]
     pub machine: MachineName,
     /// Whether the capsule has memory and device state, so that it resumes instead of booting.
     pub active: bool,
@@ -133,7 +134,7 @@ pub struct CapsuleInfo {
     /// Time at which the capsule was taken.
     pub time_ms: u64,
     /// Host on which the capsule was taken.
-    #[schema(value_type = String)]
+    #[schema(value_type = Name)]
     pub host: HostName,
     /// Memory size of the machine.
     #[schema(value_type = u64)]
@@ -259,7 +260,7 @@ pub struct ImportRequest {
     #[schema(value_type = String)]
     pub path: PathBuf,
     /// Tag for the new capsule.
-    #[schema(value_type = String)]
+    #[schema(value_type = Name)]
     pub name: RefName,
     /// Content of the file. A disk becomes a disk-only capsule.
     pub format: ImportFormat,

@@ -1,5 +1,6 @@
 //! Evacuation: the migration of all machines of a host to other hosts.
 
+use crate::openapi_names::Name;
 use crate::{ApiError, MachineState};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -12,12 +13,12 @@ use whimbrel_core::{ByteSize, HostName, MachineName};
 pub struct EvacuateRequest {
     /// Host to empty, which the daemon trusts [default: the host of the daemon].
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<Name>)]
     pub host: Option<HostName>,
     /// Targets, by the names that the host to empty has for them; if empty, every host that it trusts and
     /// reaches.
     #[serde(default)]
-    #[schema(value_type = Vec<String>)]
+    #[schema(value_type = Vec<Name>)]
     pub to: Vec<HostName>,
     /// Machines that migrate at the same time, 1 to 16 [default: 1].
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -59,7 +60,7 @@ fn is_none(count: &u32) -> bool {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct EvacuatedMachine {
     /// Name of the machine.
-    #[schema(value_type = String)]
+    #[schema(value_type = Name)]
     pub name: MachineName,
     /// Size of the guest memory.
     #[schema(value_type = u64)]
@@ -69,7 +70,7 @@ pub struct EvacuatedMachine {
     pub dirtied_pages: Option<u64>,
     /// Target of the machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<Name>)]
     pub host: Option<HostName>,
     /// Outcome for the machine.
     pub outcome: MoveOutcome,

@@ -3,6 +3,7 @@
 //! Every tagged capsule of this host or of a trusted one can match. Its attributes are its sizes and its
 //! labels. This module does no I/O: it decides whether attributes fit, and which ones fit best.
 
+use crate::openapi_names::Name;
 use serde::{Deserialize, Serialize};
 use std::{cmp::Reverse, collections::BTreeMap, fmt, str::FromStr};
 use utoipa::{
@@ -90,7 +91,7 @@ pub struct MatchRequest {
     pub terms: Terms,
     /// Host to search [default: this host, then all trusted hosts].
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<Name>)]
     pub host: Option<HostName>,
 }
 
@@ -99,10 +100,10 @@ pub struct MatchRequest {
 pub struct GoldenMatch {
     /// Host that has the capsule; none for this host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<Name>)]
     pub host: Option<HostName>,
     /// Tag of the capsule there.
-    #[schema(value_type = String)]
+    #[schema(value_type = Name)]
     pub name: RefName,
     /// Digest of the manifest.
     #[schema(value_type = String)]

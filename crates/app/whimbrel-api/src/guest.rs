@@ -1,6 +1,7 @@
 //! Guests: programs and files inside, the operations that a guest may request, and the report about a machine
 //! that was slowed down.
 
+use crate::openapi_names::Name;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use whimbrel_core::HostName;
@@ -11,7 +12,7 @@ use whimbrel_core::HostName;
 pub struct SelfService {
     /// Hosts to which the guest may request a migration.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schema(value_type = Vec<String>)]
+    #[schema(value_type = Vec<Name>)]
     pub migrate: Vec<HostName>,
     /// Whether the guest may request a checkpoint.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

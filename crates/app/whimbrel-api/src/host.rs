@@ -1,5 +1,6 @@
 //! Description of a host, of its store and of the hosts that it trusts.
 
+use crate::openapi_names::Name;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use utoipa::ToSchema;
@@ -9,7 +10,7 @@ use whimbrel_core::{Accel, ByteSize, HostName};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct HostInfo {
     /// Name of the host, by which other hosts trust it.
-    #[schema(value_type = String)]
+    #[schema(value_type = Name)]
     pub name: HostName,
     /// Version of the daemon.
     pub version: String,
@@ -56,7 +57,7 @@ pub struct StoreUsage {
 #[serde(deny_unknown_fields)]
 pub struct TrustEntry {
     /// Name of the host.
-    #[schema(value_type = String)]
+    #[schema(value_type = Name)]
     pub name: HostName,
     /// Public key, as `whimbrel key` prints it there. Optional for a host that is reached over ssh.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -80,7 +81,7 @@ pub struct TrustEntry {
 pub struct CpuBaselineRequest {
     /// Trusted hosts to compare with this one.
     #[serde(default)]
-    #[schema(value_type = Vec<String>)]
+    #[schema(value_type = Vec<Name>)]
     pub hosts: Vec<HostName>,
 }
 
@@ -99,7 +100,7 @@ pub struct CpuBaseline {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CpuHost {
     /// Name of the host.
-    #[schema(value_type = String)]
+    #[schema(value_type = Name)]
     pub name: HostName,
     /// Executor of guest instructions.
     #[schema(value_type = String)]

@@ -27,6 +27,7 @@ mod new_machine;
 mod openapi;
 mod openapi_errors;
 mod openapi_examples;
+mod openapi_names;
 mod operation;
 mod protect;
 pub mod routes;
@@ -69,7 +70,7 @@ pub use network::{
     PublishedPort,
 };
 pub use new_machine::{CloudInit, Profile};
-pub use openapi::{documented_calls, openapi, openapi_json};
+pub use openapi::{documented_calls, openapi, openapi_json, success_status};
 pub use operation::{
     CaptureReport, Damage, NetworkHandover, Operation, OperationId, OperationKind, OperationResult,
     OperationState, PostcopyInfo, Progress, RepairedCapsule, RoundInfo, Unit,

@@ -1,5 +1,6 @@
 //! Lineage of capsules: derived machines, the tree of capsules, the history of refs, and outdated children.
 
+use crate::openapi_names::Name;
 use crate::{CapsuleInfo, CapsuleRef, CloudInit, MachineSettings, NicRequest, PortRequest, Profile};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -12,7 +13,7 @@ pub struct DeriveRequest {
     /// Parent, of which only the disks and the configuration are used.
     pub capsule: CapsuleRef,
     /// Name for the machine, not in use on this host.
-    #[schema(value_type = String)]
+    #[schema(value_type = Name)]
     pub name: MachineName,
     /// Size of the guest memory [default: that of the parent].
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -72,7 +73,7 @@ pub struct GraphNode {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MachineOnCapsule {
     /// Name of the machine.
-    #[schema(value_type = String)]
+    #[schema(value_type = Name)]
     pub name: MachineName,
     /// Whether it has a QEMU process.
     pub live: bool,
@@ -87,7 +88,7 @@ pub struct PromoteRequest {
     pub capsule: CapsuleRef,
     /// Tag for the new capsule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<Name>)]
     pub tag: Option<RefName>,
     /// Move all refs of the old capsule to the new one.
     #[serde(default)]
@@ -107,7 +108,7 @@ pub struct PromoteReport {
     #[schema(value_type = Vec<String>)]
     pub parents: Vec<CapsuleId>,
     /// Refs of the new capsule.
-    #[schema(value_type = Vec<String>)]
+    #[schema(value_type = Vec<Name>)]
     pub refs: Vec<RefName>,
     /// Bytes of pages that were copied.
     pub bytes_copied: u64,
@@ -150,14 +151,14 @@ pub struct PreviousCapsule {
     #[schema(value_type = String)]
     pub capsule: CapsuleId,
     /// Names that it still has.
-    #[schema(value_type = Vec<String>)]
+    #[schema(value_type = Vec<Name>)]
     pub names: Vec<RefName>,
     /// Children in this store, which do not depend on it.
     #[schema(value_type = Vec<String>)]
     pub children: Vec<CapsuleId>,
     /// Machines of this host that need it, so that it is retained without a name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schema(value_type = Vec<String>)]
+    #[schema(value_type = Vec<Name>)]
     pub machines: Vec<MachineName>,
 }
 
@@ -180,10 +181,10 @@ pub struct OutdatedChild {
     #[schema(value_type = String)]
     pub capsule: CapsuleId,
     /// Names of the capsule.
-    #[schema(value_type = Vec<String>)]
+    #[schema(value_type = Vec<Name>)]
     pub names: Vec<RefName>,
     /// Outdated machine; none for a capsule.
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<Name>)]
     pub machine: Option<MachineName>,
     /// Old version that it is based on.
     #[schema(value_type = String)]

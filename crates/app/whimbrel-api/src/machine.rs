@@ -1,5 +1,6 @@
 //! Machines: the description of one, and the requests that change one.
 
+use crate::openapi_names::Name;
 use crate::{
     CapsuleRef, CloudInit, MachineSettings, OperationId, Profile, ProtectionInfo, RestartInfo, SelfService,
     TakeoverInfo, Uploads,
@@ -13,7 +14,7 @@ use whimbrel_core::{Accel, ByteSize, CapsuleId, HostName, MachineName, RefName};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct MachineInfo {
     /// Name of the machine on this host.
-    #[schema(value_type = String)]
+    #[schema(value_type = Name)]
     pub name: MachineName,
     /// Current state of the machine.
     pub state: MachineState,
@@ -84,11 +85,11 @@ pub struct MachineProcess {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TunnelInfo {
     /// Home: the host whose network the machine uses.
-    #[schema(value_type = String)]
+    #[schema(value_type = Name)]
     pub home: HostName,
     /// Away: the host where the machine runs, if it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<Name>)]
     pub away: Option<HostName>,
     /// Whether the tunnel is connected.
     pub connected: bool,
@@ -119,14 +120,14 @@ pub enum MachineState {
         stalled: Option<String>,
         /// Source of a postcopy migration, which has the missing pages.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        #[schema(value_type = Option<String>)]
+        #[schema(value_type = Option<Name>)]
         from: Option<HostName>,
     },
     /// Machine runs on another host, which fetches missing pages from this one.
     #[serde(alias = "giving")]
     ServingPages {
         /// Target of the migration.
-        #[schema(value_type = String)]
+        #[schema(value_type = Name)]
         to: HostName,
         /// Number of missing pages, if it is known.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -143,7 +144,7 @@ pub enum MachineState {
     #[serde(alias = "given")]
     HandedOff {
         /// Host that may resume it.
-        #[schema(value_type = String)]
+        #[schema(value_type = Name)]
         to: HostName,
     },
     /// Machine runs on another host and uses the network of this one through a tunnel.
@@ -214,7 +215,7 @@ pub struct NicInfo {
 #[serde(deny_unknown_fields)]
 pub struct RunRequest {
     /// Name for the machine, not in use on this host.
-    #[schema(value_type = String)]
+    #[schema(value_type = Name)]
     pub name: MachineName,
     /// Disks, in the order of their device ids. The files are read, never written.
     #[serde(default)]
@@ -356,7 +357,7 @@ pub enum BalloonTarget {
 pub struct CheckpointRequest {
     /// Tag for the new capsule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<Name>)]
     pub tag: Option<RefName>,
     /// Labels for the new capsule.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -378,7 +379,7 @@ pub struct CheckpointRequest {
 pub struct SuspendRequest {
     /// Tag for the new capsule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<Name>)]
     pub tag: Option<RefName>,
     /// Shrinking of guest memory before the capsule is taken.
     #[serde(default)]
@@ -424,7 +425,7 @@ pub enum MigrateMode {
 #[serde(deny_unknown_fields)]
 pub struct MigrateRequest {
     /// Target, a trusted host with an address.
-    #[schema(value_type = String)]
+    #[schema(value_type = Name)]
     pub host: HostName,
     /// Mode of the migration.
     #[serde(default)]
@@ -467,7 +468,7 @@ pub struct MigrateRequest {
     /// Backup host of the mode `lazy`: a third host that gets the complete machine before the pause ends, and
     /// all changes while pages are missing on the target. No output is lost if one of the three hosts fails.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<Name>)]
     pub safe: Option<HostName>,
     /// Do not let the guest agent suspend processes that write too fast.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -516,7 +517,7 @@ pub struct ResumeRequest {
     /// Host that has the capsule and sends pages when they are touched [default: this host, or any trusted
     /// one].
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<Name>)]
     pub host: Option<HostName>,
     /// Pool that has the capsule, as `MANAGER[,MANAGER][/FOLDER]`; a manager is `HOST:PORT/KEY`. Or a bucket,
     /// as `s3://BUCKET[/PREFIX][?endpoint=URL]`.
@@ -527,7 +528,7 @@ pub struct ResumeRequest {
     pub reclaim: bool,
     /// Name for the machine [default: the name that it had].
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<Name>)]
     pub name: Option<MachineName>,
     /// Time at which pages are loaded.
     #[serde(default)]
@@ -561,7 +562,7 @@ pub struct CloneRequest {
     pub count: u32,
     /// Prefix of the names `PREFIX-1`, `PREFIX-2`, … [default: the name of the machine].
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<Name>)]
     pub prefix: Option<MachineName>,
     /// Time at which pages are loaded.
     #[serde(default)]

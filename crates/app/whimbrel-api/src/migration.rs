@@ -1,5 +1,6 @@
 //! Past migrations: the records of a source about the migrations that it started.
 
+use crate::openapi_names::Name;
 use crate::{MigrateRequest, NetworkHandover, RoundInfo};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -23,10 +24,10 @@ pub struct MigrationRecord {
     /// Id of the migration.
     pub id: MigrationId,
     /// Name of the machine.
-    #[schema(value_type = String)]
+    #[schema(value_type = Name)]
     pub machine: MachineName,
     /// Source of the migration.
-    #[schema(value_type = String)]
+    #[schema(value_type = Name)]
     pub from: HostName,
     /// Time of the start.
     pub started_ms: u64,

@@ -1,5 +1,6 @@
 //! Managed networks of a host: requests, and what there is.
 
+use crate::openapi_names::Name;
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv4Addr};
 use utoipa::ToSchema;
@@ -50,7 +51,7 @@ pub struct NetworkInfo {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NetworkAddress {
     /// Name of the machine.
-    #[schema(value_type = String)]
+    #[schema(value_type = Name)]
     pub machine: MachineName,
     /// Hardware address of its port.
     pub mac: String,
@@ -79,8 +80,10 @@ pub struct PortRequest {
     #[schema(value_type = Option<String>)]
     pub listen: Option<Ipv4Addr>,
     /// Port of the host.
+    #[schema(maximum = 65535)]
     pub port: u16,
     /// Port of the machine.
+    #[schema(maximum = 65535)]
     pub guest_port: u16,
     /// Protocol of both.
     #[serde(default)]
@@ -104,6 +107,7 @@ pub struct PortsRequest {
 #[serde(deny_unknown_fields)]
 pub struct HostPort {
     /// Number of the port.
+    #[schema(maximum = 65535)]
     pub port: u16,
     /// Protocol of the port.
     #[serde(default)]
@@ -114,18 +118,20 @@ pub struct HostPort {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PublishedPort {
     /// Name of the machine.
-    #[schema(value_type = String)]
+    #[schema(value_type = Name)]
     pub machine: MachineName,
     /// Address of the host; none stands for all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub listen: Option<Ipv4Addr>,
     /// Port of the host.
+    #[schema(maximum = 65535)]
     pub port: u16,
     /// Address of the machine.
     #[schema(value_type = String)]
     pub address: IpAddr,
     /// Port of the machine.
+    #[schema(maximum = 65535)]
     pub guest_port: u16,
     /// Protocol of both.
     pub protocol: PortProtocol,

@@ -4,7 +4,7 @@
 //! link. The table uses the constants of [`routes`]. A test compares the document with the one that is
 //! checked in.
 
-use crate::{openapi_errors, openapi_examples, routes::*, *};
+use crate::{openapi_errors, openapi_examples, openapi_names::Name, routes::*, *};
 use std::collections::BTreeMap;
 use utoipa::{
     OpenApi,
@@ -56,6 +56,7 @@ use utoipa::{
     MatchRequest,
     MigrateRequest,
     MigrationRecord,
+    Name,
     NetworkInfo,
     NetworkRequest,
     NewToken,
@@ -224,11 +225,11 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
         .description(Some("HTTP API of the daemon, over its unix socket, and with a token over TLS."))
         .license(Some(LicenseBuilder::new().name("Apache-2.0 OR MIT").build()))
         .build();
-    document.paths = paths();
+    let components = document.components.get_or_insert_default();
+    document.paths = paths(&components.schemas);
     let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer);
     let bearer =
         bearer.description(Some("Token over TLS; on the unix socket the user of the process counts"));
-    let components = document.components.get_or_insert_default();
     components.add_security_scheme("token", SecurityScheme::Http(bearer.build()));
     components.responses.extend(openapi_errors::responses());
     openapi_examples::add_to(&mut components.schemas);
@@ -256,40 +257,59 @@ pub fn openapi_json() -> String {
     text
 }
 
-fn paths() -> Paths {
+/// Status of the answer of a call that succeeds, like `POST /v1/resume`; 200 for a call that the document does
+/// not have.
+pub fn success_status(call: &str) -> u16 {
+    let (method, path) = call.split_once(' ').unwrap_or_default();
+    let found = documented_calls().zip(ENDPOINTS).find(|((known, at), _)| known == method && *at == path);
+    found.map_or(200, |(_, (.., reply, _))| reply.status())
+}
+
+fn paths(schemas: &BTreeMap<String, RefOr<Schema>>) -> Paths {
     ENDPOINTS
         .iter()
         .fold(PathsBuilder::new(), |paths, endpoint| {
             let (method, path, ..) = endpoint;
-            paths.path(*path, PathItem::new(method.clone(), operation_of(endpoint)))
+            paths.path(*path, PathItem::new(method.clone(), operation_of(endpoint, schemas)))
         })
         .build()
 }
 
-fn operation_of((method, path, id, body, reply, summary): &Endpoint) -> OperationBuilder {
+fn operation_of(
+    (method, path, id, body, reply, summary): &Endpoint,
+    schemas: &BTreeMap<String, RefOr<Schema>>,
+) -> OperationBuilder {
     let mut operation = OperationBuilder::new().operation_id(Some(*id)).summary(Some(*summary));
     for name in path.split('{').skip(1).filter_map(|rest| rest.split('}').next()) {
-        let kind = if name == "id" { Type::Integer } else { Type::String };
-        operation = operation.parameter(parameter(name, ParameterIn::Path, Required::True, kind));
+        let schema = match name {
+            "id" => number(),
+            "capsule" | "other" => reference_to("CapsuleRef"),
+            _ => reference_to("Name"),
+        };
+        operation = operation.parameter(parameter(name, ParameterIn::Path, Required::True, schema));
     }
     let query = match *path {
-        MACHINE_CONSOLE_LOG => &[(CONSOLE_LOG_BYTES, Type::Integer), (CONSOLE_LOG_FOLLOW, Type::Boolean)][..],
-        CAPSULE_REBASE => &[(REBASE_ONTO, Type::String)],
-        EVENTS => &[(EVENTS_SINCE, Type::Integer), (EVENTS_FOLLOW, Type::Boolean)],
-        MACHINE if *method == Delete => &[(DELETE_UNREADABLE, Type::Boolean)],
-        _ => &[],
+        MACHINE_CONSOLE_LOG => vec![(CONSOLE_LOG_BYTES, number()), (CONSOLE_LOG_FOLLOW, boolean())],
+        CAPSULE_REBASE => vec![(REBASE_ONTO, reference_to("CapsuleRef"))],
+        EVENTS => vec![(EVENTS_SINCE, number()), (EVENTS_FOLLOW, boolean())],
+        MACHINE if *method == Delete => vec![(DELETE_UNREADABLE, boolean())],
+        _ => Vec::new(),
+    };
+    // No body stands for an object without fields.
+    let needed = match body.and_then(|body| schemas.get(body)) {
+        Some(RefOr::T(Schema::Object(object))) if object.required.is_empty() => Required::False,
+        _ => Required::True,
     };
     let names = path.contains('{') || !query.is_empty() || body.is_some();
-    for (name, kind) in query {
-        operation = operation.parameter(parameter(name, ParameterIn::Query, Required::False, kind.clone()));
+    for (name, schema) in query {
+        operation = operation.parameter(parameter(name, ParameterIn::Query, Required::False, schema));
     }
     if let Some(body) = body {
         let content = ContentBuilder::new().schema(Some(reference_to(body))).build();
-        let body =
-            RequestBodyBuilder::new().content("application/json", content).required(Some(Required::True));
+        let body = RequestBodyBuilder::new().content("application/json", content).required(Some(needed));
         operation = operation.request_body(Some(body.build()));
     }
-    let (status, response) = success(*reply);
+    let (status, response) = (reply.status().to_string(), success(*reply));
     let failure = json("Error", Some(reference_to("ApiError")));
     let operation = operation.response(status, response.build()).response("default", failure.build());
     openapi_errors::add_errors(operation, method, names)
@@ -321,29 +341,55 @@ fn open_flattened(schemas: &mut BTreeMap<String, RefOr<Schema>>) {
     }
 }
 
-fn parameter(name: &str, place: ParameterIn, required: Required, kind: Type) -> ParameterBuilder {
-    let schema = ObjectBuilder::new().schema_type(kind).build();
+fn number() -> RefOr<Schema> {
+    ObjectBuilder::new().schema_type(Type::Integer).minimum(Some(0)).into()
+}
+
+fn boolean() -> RefOr<Schema> {
+    ObjectBuilder::new().schema_type(Type::Boolean).into()
+}
+
+fn parameter(name: &str, place: ParameterIn, required: Required, schema: RefOr<Schema>) -> ParameterBuilder {
     ParameterBuilder::new().name(name).parameter_in(place).required(required).schema(Some(schema))
 }
 
-fn success(reply: Reply) -> (&'static str, ResponseBuilder) {
+impl Reply {
+    fn status(self) -> u16 {
+        match self {
+            Self::Begun => 202,
+            Self::Done => 204,
+            Self::Upgrade => 101,
+            _ => 200,
+        }
+    }
+}
+
+fn success(reply: Reply) -> ResponseBuilder {
     match reply {
-        Reply::One(name) => ("200", json("Done", Some(reference_to(name)))),
+        Reply::One(name) => json("Done", Some(reference_to(name))),
         Reply::Many(name) => {
             let list = ArrayBuilder::new().items(Ref::from_schema_name(name)).build();
-            ("200", json("Done", Some(RefOr::T(Schema::Array(list)))))
+            json("Done", Some(RefOr::T(Schema::Array(list))))
         }
-        Reply::Begun => ("202", json("The operation was started", Some(reference_to("Operation")))),
-        Reply::Done => ("204", ResponseBuilder::new().description("Done")),
-        Reply::Stream(name) => ("200", content("One object per line", NDJSON, Some(reference_to(name)))),
-        Reply::Events(name) => {
-            ("200", content("One object per event", EVENT_STREAM, Some(reference_to(name))))
-        }
-        Reply::Trace => ("200", content("Dirty trace, one record for each sample", WWS_TRACE, None)),
-        Reply::Text => ("200", content("Bytes as they were printed", "text/plain", None)),
-        Reply::Upgrade => ("101", ResponseBuilder::new().description("A raw byte stream follows")),
-        Reply::Document => ("200", json("An OpenAPI document", None)),
+        Reply::Begun => json("The operation was started", Some(reference_to("Operation"))),
+        Reply::Done => ResponseBuilder::new().description("Done"),
+        Reply::Stream(name) => content("One object per line", NDJSON, Some(reference_to(name))),
+        Reply::Events(name) => content("Events, whose data are objects", EVENT_STREAM, Some(event_of(name))),
+        Reply::Trace => content("Dirty trace, one record for each sample", WWS_TRACE, None),
+        Reply::Text => content("Bytes as they were printed", "text/plain", None),
+        Reply::Upgrade => ResponseBuilder::new().description("A raw byte stream follows"),
+        Reply::Document => json("An OpenAPI document", None),
     }
+}
+
+/// Schema of a server-sent event: what it is about is JSON in its `data`.
+fn event_of(name: &str) -> RefOr<Schema> {
+    let text = format!("JSON text of a {name}");
+    let data = ObjectBuilder::new()
+        .schema_type(Type::String)
+        .content_media_type("application/json")
+        .description(Some(text));
+    ObjectBuilder::new().property("data", data).required("data").into()
 }
 
 fn json(description: &str, schema: Option<RefOr<Schema>>) -> ResponseBuilder {

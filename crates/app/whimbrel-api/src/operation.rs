@@ -4,6 +4,7 @@
 //! daemon retains ended operations for a while, so that a caller who lost the connection can still query the
 //! result.
 
+use crate::openapi_names::Name;
 use crate::{ApiError, DowntimeInfo, EvacuateReport, ThrottleReport, TransferReport};
 use serde::{Deserialize, Serialize};
 use std::{fmt, num::ParseIntError, path::PathBuf, str::FromStr};
@@ -189,7 +190,7 @@ pub enum OperationResult {
     /// Machine that was taken back to an earlier capsule.
     Rewind {
         /// Name of the machine.
-        #[schema(value_type = String)]
+        #[schema(value_type = Name)]
         machine: MachineName,
         /// Capsule that the machine was taken back to.
         #[schema(value_type = String)]
@@ -198,7 +199,7 @@ pub enum OperationResult {
         #[schema(value_type = String)]
         before: CapsuleId,
         /// Tag of the capsule `before`, which keeps it.
-        #[schema(value_type = String)]
+        #[schema(value_type = Name)]
         tag: RefName,
         /// Time from the request until its CPUs ran.
         to_running_ms: f64,
@@ -206,7 +207,7 @@ pub enum OperationResult {
     /// Machine that was resumed.
     Resume {
         /// Name of the machine, in a list as for clones.
-        #[schema(value_type = Vec<String>)]
+        #[schema(value_type = Vec<Name>)]
         machines: Vec<MachineName>,
         /// Time from the request until its CPUs ran.
         to_running_ms: f64,
@@ -214,7 +215,7 @@ pub enum OperationResult {
     /// Machines that were cloned.
     Clone {
         /// Names of the machines.
-        #[schema(value_type = Vec<String>)]
+        #[schema(value_type = Vec<Name>)]
         machines: Vec<MachineName>,
         /// Time from the request until the CPUs of the last one ran.
         to_running_ms: f64,
@@ -222,7 +223,7 @@ pub enum OperationResult {
     /// Machine that was migrated.
     Migrate {
         /// Target of the migration.
-        #[schema(value_type = String)]
+        #[schema(value_type = Name)]
         host: HostName,
         /// Downtime as the hosts measured it.
         downtime_ms: f64,
@@ -256,7 +257,7 @@ pub enum OperationResult {
     /// Machine that is protected from now on.
     Protect {
         /// Host of the standby.
-        #[schema(value_type = String)]
+        #[schema(value_type = Name)]
         host: HostName,
         /// Witness; none if a person decides about a takeover.
         #[schema(value_type = Option<String>)]
@@ -271,7 +272,7 @@ pub enum OperationResult {
     /// Machine that was switched over to its standby.
     Failover {
         /// Host of the standby, where the machine runs now.
-        #[schema(value_type = String)]
+        #[schema(value_type = Name)]
         host: HostName,
         /// Time from the last instruction here until the machine ran there; on a standby, from the request.
         downtime_ms: f64,
@@ -358,7 +359,7 @@ pub enum OperationResult {
         report: TransferReport,
         /// Machine that was handed off: it is resumed there from now on, and no longer here.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        #[schema(value_type = Option<String>)]
+        #[schema(value_type = Option<Name>)]
         machine: Option<MachineName>,
     },
     /// Upload of the capsules of a machine that was started or stopped.
@@ -458,7 +459,7 @@ pub enum NetworkHandover {
         /// Number of ports.
         ports: u32,
         /// Home of the machine.
-        #[schema(value_type = String)]
+        #[schema(value_type = Name)]
         home: HostName,
     },
     /// Some ports are unplugged, because the target has no such bridge.
@@ -484,7 +485,7 @@ pub struct RepairedCapsule {
     #[schema(value_type = String)]
     pub capsule: CapsuleId,
     /// Refs that name it.
-    #[schema(value_type = Vec<String>)]
+    #[schema(value_type = Vec<Name>)]
     pub names: Vec<RefName>,
     /// Objects that were stored again. One that several capsules share counts for one of them.
     pub healed: u64,

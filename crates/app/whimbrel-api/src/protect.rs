@@ -1,5 +1,6 @@
 //! Protection: the request for a standby, and the state and figures of a protection.
 
+use crate::openapi_names::Name;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use whimbrel_core::{ByteSize, HostName, WitnessAddress};
@@ -9,7 +10,7 @@ use whimbrel_core::{ByteSize, HostName, WitnessAddress};
 #[serde(deny_unknown_fields)]
 pub struct ProtectRequest {
     /// Host of the standby.
-    #[schema(value_type = String)]
+    #[schema(value_type = Name)]
     pub host: HostName,
     /// Witness, which decides who runs the machine if the hosts lose contact: a third host, or an etcd as
     /// `etcd://HOST:PORT[,HOST:PORT]`. Without one there is no automatic takeover.
@@ -38,12 +39,12 @@ pub struct ProtectRequest {
     /// Host of the next standby, set up automatically after a takeover with the same settings. May be the
     /// primary.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<Name>)]
     pub then: Option<HostName>,
     /// Spare hosts, 16 at most. If the standby is lost while the machine runs here, the first of them becomes
     /// the standby, and the lost one becomes the last spare; after a takeover, the machine's old host does.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schema(value_type = Vec<String>)]
+    #[schema(value_type = Vec<Name>)]
     pub spares: Vec<HostName>,
     /// Epochs that the standby's host stores as capsules [default: none]. `NAME@-5m` names one of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -149,7 +150,7 @@ pub struct ProtectionInfo {
     /// Side of this host.
     pub role: ProtectRole,
     /// Host of the other side.
-    #[schema(value_type = String)]
+    #[schema(value_type = Name)]
     pub host: HostName,
     /// Witness of the protection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -160,7 +161,7 @@ pub struct ProtectionInfo {
     pub witness_answers: Option<bool>,
     /// Spare hosts, the next standby first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schema(value_type = Vec<String>)]
+    #[schema(value_type = Vec<Name>)]
     pub spares: Vec<HostName>,
     /// Consistency group of the machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -198,7 +199,7 @@ pub struct EpochPauseParts {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TakeoverInfo {
     /// Host that was the primary.
-    #[schema(value_type = String)]
+    #[schema(value_type = Name)]
     pub from: HostName,
     /// Time in milliseconds since 1970.
     pub at_ms: u64,

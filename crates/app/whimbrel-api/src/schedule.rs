@@ -1,5 +1,6 @@
 //! Scheduled care: work that the daemon does by itself, and which of its capsules stay.
 
+use crate::openapi_names::Name;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use whimbrel_core::{HostName, MachineName};
@@ -9,7 +10,7 @@ use whimbrel_core::{HostName, MachineName};
 #[serde(deny_unknown_fields)]
 pub struct ScheduleRequest {
     /// Name for the schedule: up to 30 letters, digits and `-_`.
-    #[schema(value_type = String)]
+    #[schema(value_type = Name)]
     pub name: MachineName,
     /// Work to do.
     pub work: ScheduledWork,
@@ -27,7 +28,7 @@ pub enum ScheduledWork {
     /// Take a capsule of a running machine, and remove old ones of the schedule.
     Checkpoint {
         /// Name of the machine.
-        #[schema(value_type = String)]
+        #[schema(value_type = Name)]
         machine: MachineName,
         /// Take a disk-only capsule.
         #[serde(default)]
@@ -39,11 +40,11 @@ pub enum ScheduledWork {
     /// Copy the newest capsule of a machine to a host, a pool or a bucket.
     Push {
         /// Name of the machine.
-        #[schema(value_type = String)]
+        #[schema(value_type = Name)]
         machine: MachineName,
         /// Target host; none for a pool.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        #[schema(value_type = Option<String>)]
+        #[schema(value_type = Option<Name>)]
         host: Option<HostName>,
         /// Target folder of a pool, or a bucket, as for a push.
         #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -1,5 +1,6 @@
 //! Settings of a machine on its host: when it starts by itself, and how people find it.
 
+use crate::openapi_names::Name;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use utoipa::ToSchema;
@@ -105,7 +106,7 @@ pub enum RestartPolicy {
 #[serde(deny_unknown_fields)]
 pub struct RenameRequest {
     /// New name of the machine, which must be free.
-    #[schema(value_type = String)]
+    #[schema(value_type = Name)]
     pub to: MachineName,
 }
 

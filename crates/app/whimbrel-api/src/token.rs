@@ -1,5 +1,6 @@
 //! Tokens of the remote API: who may do what, and on which machines and capsules.
 
+use crate::openapi_names::Name;
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 use utoipa::ToSchema;
@@ -55,7 +56,7 @@ impl FromStr for Role {
 #[serde(deny_unknown_fields)]
 pub struct TokenRequest {
     /// Name for the token, not in use.
-    #[schema(value_type = String)]
+    #[schema(value_type = Name)]
     pub name: RefName,
     /// What its holder may do.
     pub role: Role,
@@ -74,7 +75,7 @@ pub struct TokenRequest {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TokenInfo {
     /// Name of the token.
-    #[schema(value_type = String)]
+    #[schema(value_type = Name)]
     pub name: RefName,
     /// What its holder may do.
     pub role: Role,

@@ -1,5 +1,6 @@
 //! Transfers of capsules between hosts, pools and buckets, and the hash cache that avoids sending pages.
 
+use crate::openapi_names::Name;
 use crate::{BalloonTarget, CapsuleRef};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -14,7 +15,7 @@ pub struct PullRequest {
     pub capsule: CapsuleRef,
     /// Host to fetch from [default: any trusted host with the capsule].
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<Name>)]
     pub host: Option<HostName>,
     /// Pool to fetch from, as `MANAGER[,MANAGER][/FOLDER]`; a manager is `HOST:PORT/KEY`. Or a bucket, as
     /// `s3://BUCKET[/PREFIX][?endpoint=URL]`.
@@ -22,7 +23,7 @@ pub struct PullRequest {
     pub pool: Option<String>,
     /// Tag for the capsule on this host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<Name>)]
     pub tag: Option<RefName>,
     /// Fetch only the description; pages are fetched when they are read.
     #[serde(default)]
@@ -35,11 +36,11 @@ pub struct PullRequest {
 pub struct RepairRequest {
     /// Capsule to repair [default: all].
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<CapsuleRef>)]
     pub capsule: Option<CapsuleRef>,
     /// Host that is asked first [default: the nearest trusted host].
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<Name>)]
     pub host: Option<HostName>,
     /// Pool folder with a file of the capsule's name to fetch from, as `MANAGER[,MANAGER][/FOLDER]`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -54,7 +55,7 @@ pub struct PushRequest {
     pub subject: CapsuleRef,
     /// Target [default: the trusted host, if there is only one].
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<Name>)]
     pub host: Option<HostName>,
     /// Target folder of a pool, as `MANAGER[,MANAGER][/FOLDER]`; a manager is `HOST:PORT/KEY`. Or a bucket,
     /// as `s3://BUCKET[/PREFIX][?endpoint=URL]`. The newest capsule of the machine, or the capsule, is
@@ -95,14 +96,14 @@ pub struct TransferReport {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RemoteCapsule {
     /// Name of the host.
-    #[schema(value_type = String)]
+    #[schema(value_type = Name)]
     pub host: HostName,
     /// Name of the capsule there.
-    #[schema(value_type = String)]
+    #[schema(value_type = Name)]
     pub name: RefName,
     /// Machine whose newest capsule it is, if the name is that of a machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<Name>)]
     pub machine: Option<MachineName>,
     /// Digest of the manifest.
     #[schema(value_type = String)]
@@ -127,7 +128,7 @@ pub struct BucketRequest {
     pub bucket: String,
     /// Name to remove.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<Name>)]
     pub untag: Option<RefName>,
     /// Delete objects that no name needs, and no host that runs a machine from there.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -141,7 +142,7 @@ pub struct BucketRequest {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct BucketCapsule {
     /// Name of the capsule there.
-    #[schema(value_type = String)]
+    #[schema(value_type = Name)]
     pub name: RefName,
     /// Digest of the manifest.
     #[schema(value_type = String)]
@@ -163,7 +164,7 @@ pub struct CacheAddRequest {
     pub path: Option<PathBuf>,
     /// Running machine whose memory is indexed, instead of a file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<Name>)]
     pub machine: Option<MachineName>,
     /// Remove the file from the cache.
     #[serde(default)]

@@ -33,6 +33,7 @@ from .models import (
     MigrateMode,
     MigrationRecord,
     MoveNetwork,
+    Name,
     NetworkInfo,
     NewToken,
     NicRequest,
@@ -73,7 +74,7 @@ class Calls(ABC):
     @abstractmethod
     def _text(self, method: str, path: str, *, query: Any = None) -> str: ...
 
-    def balloon(self, name: str, *, size: int) -> MachineInfo:
+    def balloon(self, name: Name, *, size: int) -> MachineInfo:
         """Change the memory size of a guest with its balloon."""
         answer: MachineInfo = self._json(
             "POST",
@@ -89,7 +90,7 @@ class Calls(ABC):
         *,
         bucket: str,
         gc: bool | None = None,
-        untag: str | None = None,
+        untag: Name | None = None,
         verify: bool | None = None,
     ) -> Operation:
         """List or verify a bucket, remove a name there, or delete objects that no name needs."""
@@ -114,7 +115,7 @@ class Calls(ABC):
         self,
         *,
         forget: bool | None = None,
-        machine: str | None = None,
+        machine: Name | None = None,
         path: str | None = None,
     ) -> Operation:
         """Index the pages of a file, so that transfers can skip them."""
@@ -139,7 +140,7 @@ class Calls(ABC):
         answer: Operation = self._json("DELETE", f"/v1/operations/{quote(id)}")
         return answer
 
-    def capsule(self, capsule: str) -> CapsuleInfo:
+    def capsule(self, capsule: CapsuleRef) -> CapsuleInfo:
         """One capsule."""
         answer: CapsuleInfo = self._json("GET", f"/v1/capsules/{quote(capsule)}")
         return answer
@@ -156,13 +157,13 @@ class Calls(ABC):
 
     def checkpoint(
         self,
-        name: str,
+        name: Name,
         *,
         balloon: BalloonTarget | None = None,
         disks_only: bool | None = None,
         labels: dict[str, str] | None = None,
         quiesce: bool | None = None,
-        tag: str | None = None,
+        tag: Name | None = None,
     ) -> Operation:
         """Save the state of a running machine as a capsule."""
         answer: Operation = self._json(
@@ -185,7 +186,7 @@ class Calls(ABC):
         count: int,
         mode: ResumeMode | None = None,
         network: CloneNetwork | None = None,
-        prefix: str | None = None,
+        prefix: Name | None = None,
     ) -> Operation:
         """Create several machines from a capsule."""
         answer: Operation = self._json(
@@ -201,11 +202,11 @@ class Calls(ABC):
         )
         return answer
 
-    def console_log(self, name: str, *, bytes: int | None = None) -> str:
+    def console_log(self, name: Name, *, bytes: int | None = None) -> str:
         """End of the console log of a machine."""
         return self._text("GET", f"/v1/machines/{quote(name)}/console/log", query={"bytes": bytes})
 
-    def cpu_baseline(self, *, hosts: list[str] | None = None) -> CpuBaseline:
+    def cpu_baseline(self, *, hosts: list[Name] | None = None) -> CpuBaseline:
         """Find the CPU model that this host and others have in common."""
         answer: CpuBaseline = self._json("POST", "/v1/cpu/baseline", body={"hosts": hosts})
         return answer
@@ -235,7 +236,7 @@ class Calls(ABC):
         self,
         *,
         every_ms: int,
-        name: str,
+        name: Name,
         work: ScheduledWork,
         offset_ms: int | None = None,
     ) -> ScheduleInfo:
@@ -255,7 +256,7 @@ class Calls(ABC):
     def create_token(
         self,
         *,
-        name: str,
+        name: Name,
         role: Role,
         capsules: list[str] | None = None,
         expires_s: int | None = None,
@@ -275,15 +276,15 @@ class Calls(ABC):
         )
         return answer
 
-    def delete(self, name: str, *, unreadable: bool | None = None) -> None:
+    def delete(self, name: Name, *, unreadable: bool | None = None) -> None:
         """Delete a stopped or crashed machine and the changes on its disks."""
         self._json("DELETE", f"/v1/machines/{quote(name)}", query={"unreadable": unreadable})
 
-    def delete_network(self, name: str) -> None:
+    def delete_network(self, name: Name) -> None:
         """Delete a network that no machine uses."""
         self._json("DELETE", f"/v1/networks/{quote(name)}")
 
-    def delete_schedule(self, name: str) -> None:
+    def delete_schedule(self, name: Name) -> None:
         """Delete a schedule; its capsules stay."""
         self._json("DELETE", f"/v1/schedules/{quote(name)}")
 
@@ -291,7 +292,7 @@ class Calls(ABC):
         self,
         *,
         capsule: CapsuleRef,
-        name: str,
+        name: Name,
         append: str | None = None,
         cloud_init: CloudInit | None = None,
         cpus: int | None = None,
@@ -324,7 +325,7 @@ class Calls(ABC):
         )
         return answer
 
-    def diff(self, capsule: str, other: str) -> CapsuleDiff:
+    def diff(self, capsule: CapsuleRef, other: CapsuleRef) -> CapsuleDiff:
         """Differences between two capsules."""
         answer: CapsuleDiff = self._json(
             "GET",
@@ -332,7 +333,7 @@ class Calls(ABC):
         )
         return answer
 
-    def distrust(self, name: str) -> None:
+    def distrust(self, name: Name) -> None:
         """Remove a trusted host."""
         self._json("DELETE", f"/v1/trust/{quote(name)}")
 
@@ -345,12 +346,12 @@ class Calls(ABC):
         self,
         *,
         dry_run: bool | None = None,
-        host: str | None = None,
+        host: Name | None = None,
         parallel: int | None = None,
         rate_max: int | None = None,
         sample_ms: int | None = None,
         stop_on_failure: bool | None = None,
-        to: list[str] | None = None,
+        to: list[Name] | None = None,
     ) -> Operation:
         """Migrate all machines of a host to other hosts."""
         answer: Operation = self._json(
@@ -370,7 +371,7 @@ class Calls(ABC):
 
     def exec(
         self,
-        name: str,
+        name: Name,
         *,
         command: list[str],
         env: list[str] | None = None,
@@ -415,7 +416,7 @@ class Calls(ABC):
 
     def failover(
         self,
-        name: str,
+        name: Name,
         *,
         force: bool | None = None,
         primary_is_dead: bool | None = None,
@@ -431,7 +432,7 @@ class Calls(ABC):
         )
         return answer
 
-    def family(self, capsule: str) -> list[GraphNode]:
+    def family(self, capsule: CapsuleRef) -> list[GraphNode]:
         """A capsule, its ancestors and its descendants, parents first."""
         answer: list[GraphNode] = self._json("GET", f"/v1/capsules/{quote(capsule)}/graph")
         return answer
@@ -446,7 +447,7 @@ class Calls(ABC):
         answer: list[GraphNode] = self._json("GET", "/v1/graph")
         return answer
 
-    def history(self, name: str) -> list[RefVersion]:
+    def history(self, name: Name) -> list[RefVersion]:
         """Earlier capsules of a ref, newest first."""
         answer: list[RefVersion] = self._json("GET", f"/v1/refs/{quote(name)}/history")
         return answer
@@ -465,7 +466,7 @@ class Calls(ABC):
         self,
         *,
         format: ImportFormat,
-        name: str,
+        name: Name,
         path: str,
         key: str | None = None,
     ) -> Operation:
@@ -484,7 +485,7 @@ class Calls(ABC):
 
     def limit(
         self,
-        name: str,
+        name: Name,
         *,
         read: list[str] | None = None,
         write: list[str] | None = None,
@@ -500,12 +501,12 @@ class Calls(ABC):
         )
         return answer
 
-    def log(self, capsule: str) -> list[CapsuleInfo]:
+    def log(self, capsule: CapsuleRef) -> list[CapsuleInfo]:
         """A capsule and its ancestors, newest first."""
         answer: list[CapsuleInfo] = self._json("GET", f"/v1/capsules/{quote(capsule)}/log")
         return answer
 
-    def machine(self, name: str) -> MachineInfo:
+    def machine(self, name: Name) -> MachineInfo:
         """One machine."""
         answer: MachineInfo = self._json("GET", f"/v1/machines/{quote(name)}")
         return answer
@@ -515,7 +516,7 @@ class Calls(ABC):
         answer: list[MachineInfo] = self._json("GET", "/v1/machines")
         return answer
 
-    def match_golden(self, *, terms: Terms, host: str | None = None) -> GoldenMatch:
+    def match_golden(self, *, terms: Terms, host: Name | None = None) -> GoldenMatch:
         """Find the golden capsule that fits best."""
         answer: GoldenMatch = self._json("POST", "/v1/match", body={"host": host, "terms": terms})
         return answer
@@ -526,9 +527,9 @@ class Calls(ABC):
 
     def migrate(
         self,
-        name: str,
+        name: Name,
         *,
-        host: str,
+        host: Name,
         adaptive: bool | None = None,
         downtime_max_ms: int | None = None,
         free_caches: bool | None = None,
@@ -539,7 +540,7 @@ class Calls(ABC):
         rate_min: int | None = None,
         rate_step: int | None = None,
         rounds: int | None = None,
-        safe: str | None = None,
+        safe: Name | None = None,
         throttle: int | None = None,
         time_max_ms: int | None = None,
     ) -> Operation:
@@ -571,7 +572,7 @@ class Calls(ABC):
         answer: list[MigrationRecord] = self._json("GET", "/v1/migrations")
         return answer
 
-    def network(self, name: str) -> NetworkInfo:
+    def network(self, name: Name) -> NetworkInfo:
         """One network; published ports are tried."""
         answer: NetworkInfo = self._json("GET", f"/v1/networks/{quote(name)}")
         return answer
@@ -595,7 +596,7 @@ class Calls(ABC):
         answer: list[Operation] = self._json("GET", "/v1/operations")
         return answer
 
-    def outdated(self, capsule: str, *, onto: str | None = None) -> OutdatedReport:
+    def outdated(self, capsule: CapsuleRef, *, onto: CapsuleRef | None = None) -> OutdatedReport:
         """Machines and capsules that are based on old versions of a capsule."""
         answer: OutdatedReport = self._json(
             "GET",
@@ -606,14 +607,14 @@ class Calls(ABC):
         )
         return answer
 
-    def pause(self, name: str) -> MachineInfo:
+    def pause(self, name: Name) -> MachineInfo:
         """Pause the CPUs of a machine."""
         answer: MachineInfo = self._json("POST", f"/v1/machines/{quote(name)}/pause")
         return answer
 
     def ports(
         self,
-        name: str,
+        name: Name,
         *,
         publish: list[PortRequest] | None = None,
         unpublish: list[HostPort] | None = None,
@@ -634,7 +635,7 @@ class Calls(ABC):
         *,
         capsule: CapsuleRef,
         all_refs: bool | None = None,
-        tag: str | None = None,
+        tag: Name | None = None,
     ) -> PromoteReport:
         """Detach a capsule from its parents."""
         answer: PromoteReport = self._json(
@@ -650,9 +651,9 @@ class Calls(ABC):
 
     def protect(
         self,
-        name: str,
+        name: Name,
         *,
-        host: str,
+        host: Name,
         block: ProtectBlock | None = None,
         epoch_ms: int | None = None,
         group: str | None = None,
@@ -660,9 +661,9 @@ class Calls(ABC):
         lease_ms: int | None = None,
         mode: ProtectMode | None = None,
         rate_max: int | None = None,
-        spares: list[str] | None = None,
+        spares: list[Name] | None = None,
         stretch: int | None = None,
-        then: str | None = None,
+        then: Name | None = None,
         witness: str | None = None,
     ) -> Operation:
         """Replicate a running machine to a standby on another host."""
@@ -690,10 +691,10 @@ class Calls(ABC):
         self,
         *,
         capsule: CapsuleRef,
-        host: str | None = None,
+        host: Name | None = None,
         lazy: bool | None = None,
         pool: str | None = None,
-        tag: str | None = None,
+        tag: Name | None = None,
     ) -> Operation:
         """Fetch a capsule."""
         answer: Operation = self._json(
@@ -720,7 +721,7 @@ class Calls(ABC):
         subject: CapsuleRef,
         balloon: BalloonTarget | None = None,
         follow: bool | None = None,
-        host: str | None = None,
+        host: Name | None = None,
         pool: str | None = None,
         unfollow: bool | None = None,
     ) -> Operation:
@@ -741,7 +742,7 @@ class Calls(ABC):
 
     def read_file(
         self,
-        name: str,
+        name: Name,
         *,
         length: int,
         path: str,
@@ -759,17 +760,17 @@ class Calls(ABC):
         )
         return answer
 
-    def remote(self, host: str) -> list[RemoteCapsule]:
+    def remote(self, host: Name) -> list[RemoteCapsule]:
         """Capsules that a trusted host offers."""
         answer: list[RemoteCapsule] = self._json("GET", f"/v1/remote/{quote(host)}")
         return answer
 
-    def remove(self, capsule: str) -> PreviousCapsule:
+    def remove(self, capsule: CapsuleRef) -> PreviousCapsule:
         """Remove a ref; the next gc deletes capsules without refs."""
         answer: PreviousCapsule = self._json("DELETE", f"/v1/capsules/{quote(capsule)}")
         return answer
 
-    def rename(self, name: str, *, to: str) -> MachineInfo:
+    def rename(self, name: Name, *, to: Name) -> MachineInfo:
         """Give a machine that is off or suspended another name."""
         answer: MachineInfo = self._json(
             "POST",
@@ -783,8 +784,8 @@ class Calls(ABC):
     def repair(
         self,
         *,
-        capsule: str | None = None,
-        host: str | None = None,
+        capsule: CapsuleRef | None = None,
+        host: Name | None = None,
         pool: str | None = None,
     ) -> Operation:
         """Fetch damaged and missing objects of capsules from other hosts or a pool."""
@@ -799,7 +800,7 @@ class Calls(ABC):
         )
         return answer
 
-    def resolve(self, name: str, *, decision: HandoverDecision | None = None) -> None:
+    def resolve(self, name: Name, *, decision: HandoverDecision | None = None) -> None:
         """Decide who has a machine that is between two hosts."""
         self._json("POST", f"/v1/machines/{quote(name)}/resolve", body={"decision": decision})
 
@@ -807,9 +808,9 @@ class Calls(ABC):
         self,
         *,
         capsule: CapsuleRef,
-        host: str | None = None,
+        host: Name | None = None,
         mode: ResumeMode | None = None,
-        name: str | None = None,
+        name: Name | None = None,
         network: MoveNetwork | None = None,
         pool: str | None = None,
         reclaim: bool | None = None,
@@ -832,11 +833,11 @@ class Calls(ABC):
         )
         return answer
 
-    def revoke_token(self, name: str) -> None:
+    def revoke_token(self, name: Name) -> None:
         """Revoke a token; streams that it opened end."""
         self._json("DELETE", f"/v1/tokens/{quote(name)}")
 
-    def rewind(self, name: str, *, capsule: CapsuleRef) -> Operation:
+    def rewind(self, name: Name, *, capsule: CapsuleRef) -> Operation:
         """Take a machine back to an earlier capsule and keep its present state."""
         answer: Operation = self._json(
             "POST",
@@ -851,7 +852,7 @@ class Calls(ABC):
         self,
         *,
         memory: int,
-        name: str,
+        name: Name,
         accel: str | None = None,
         append: str | None = None,
         cloud_init: CloudInit | None = None,
@@ -892,7 +893,7 @@ class Calls(ABC):
         )
         return answer
 
-    def run_schedule(self, name: str, *, dry_run: bool | None = None) -> ScheduleReport:
+    def run_schedule(self, name: Name, *, dry_run: bool | None = None) -> ScheduleReport:
         """Run a schedule now, or say what it would remove; the answer comes at its end."""
         answer: ScheduleReport = self._json(
             "POST",
@@ -903,7 +904,7 @@ class Calls(ABC):
         )
         return answer
 
-    def schedule(self, name: str) -> ScheduleInfo:
+    def schedule(self, name: Name) -> ScheduleInfo:
         """One schedule, with its last runs and its capsules."""
         answer: ScheduleInfo = self._json("GET", f"/v1/schedules/{quote(name)}")
         return answer
@@ -920,7 +921,7 @@ class Calls(ABC):
 
     def set(
         self,
-        name: str,
+        name: Name,
         *,
         autostart: Autostart | None = None,
         labels: dict[str, str | None] | None = None,
@@ -940,14 +941,14 @@ class Calls(ABC):
         )
         return answer
 
-    def start(self, name: str) -> MachineInfo:
+    def start(self, name: Name) -> MachineInfo:
         """Start a stopped or crashed machine from its own disks."""
         answer: MachineInfo = self._json("POST", f"/v1/machines/{quote(name)}/start")
         return answer
 
     def stop(
         self,
-        name: str,
+        name: Name,
         *,
         force: bool | None = None,
         mode: StopMode | None = None,
@@ -967,10 +968,10 @@ class Calls(ABC):
 
     def suspend(
         self,
-        name: str,
+        name: Name,
         *,
         balloon: BalloonTarget | None = None,
-        tag: str | None = None,
+        tag: Name | None = None,
     ) -> Operation:
         """Save the state of a machine as a capsule and end the machine."""
         answer: Operation = self._json(
@@ -983,7 +984,7 @@ class Calls(ABC):
         )
         return answer
 
-    def tag(self, tag: str, *, capsule: CapsuleRef) -> Tagged:
+    def tag(self, tag: Name, *, capsule: CapsuleRef) -> Tagged:
         """Give a capsule a tag."""
         answer: Tagged = self._json("PUT", f"/v1/tags/{quote(tag)}", body={"capsule": capsule})
         return answer
@@ -996,7 +997,7 @@ class Calls(ABC):
     def trust(
         self,
         *,
-        name: str,
+        name: Name,
         address: str | None = None,
         key: str | None = None,
         read: list[str] | None = None,
@@ -1021,17 +1022,17 @@ class Calls(ABC):
         answer: list[TrustEntry] = self._json("GET", "/v1/trust")
         return answer
 
-    def unpause(self, name: str) -> MachineInfo:
+    def unpause(self, name: Name) -> MachineInfo:
         """Continue a paused machine."""
         answer: MachineInfo = self._json("POST", f"/v1/machines/{quote(name)}/unpause")
         return answer
 
-    def unprotect(self, name: str) -> MachineInfo:
+    def unprotect(self, name: Name) -> MachineInfo:
         """Stop protecting a machine."""
         answer: MachineInfo = self._json("DELETE", f"/v1/machines/{quote(name)}/protect")
         return answer
 
-    def upgrade(self, name: str) -> MachineInfo:
+    def upgrade(self, name: Name) -> MachineInfo:
         """Take a running machine from the process that serves it, which may be of an earlier
         version.
         """
@@ -1043,7 +1044,7 @@ class Calls(ABC):
         answer: Operation = self._json("POST", "/v1/store/verify")
         return answer
 
-    def write_file(self, name: str, *, data: str, path: str, offset: int | None = None) -> None:
+    def write_file(self, name: Name, *, data: str, path: str, offset: int | None = None) -> None:
         """Write a part of a file in the guest, through qemu-ga."""
         self._json(
             "POST",
@@ -1065,7 +1066,7 @@ class AsyncCalls(ABC):
     @abstractmethod
     async def _text(self, method: str, path: str, *, query: Any = None) -> str: ...
 
-    async def balloon(self, name: str, *, size: int) -> MachineInfo:
+    async def balloon(self, name: Name, *, size: int) -> MachineInfo:
         """Change the memory size of a guest with its balloon."""
         answer: MachineInfo = await self._json(
             "POST",
@@ -1081,7 +1082,7 @@ class AsyncCalls(ABC):
         *,
         bucket: str,
         gc: bool | None = None,
-        untag: str | None = None,
+        untag: Name | None = None,
         verify: bool | None = None,
     ) -> Operation:
         """List or verify a bucket, remove a name there, or delete objects that no name needs."""
@@ -1106,7 +1107,7 @@ class AsyncCalls(ABC):
         self,
         *,
         forget: bool | None = None,
-        machine: str | None = None,
+        machine: Name | None = None,
         path: str | None = None,
     ) -> Operation:
         """Index the pages of a file, so that transfers can skip them."""
@@ -1131,7 +1132,7 @@ class AsyncCalls(ABC):
         answer: Operation = await self._json("DELETE", f"/v1/operations/{quote(id)}")
         return answer
 
-    async def capsule(self, capsule: str) -> CapsuleInfo:
+    async def capsule(self, capsule: CapsuleRef) -> CapsuleInfo:
         """One capsule."""
         answer: CapsuleInfo = await self._json("GET", f"/v1/capsules/{quote(capsule)}")
         return answer
@@ -1154,13 +1155,13 @@ class AsyncCalls(ABC):
 
     async def checkpoint(
         self,
-        name: str,
+        name: Name,
         *,
         balloon: BalloonTarget | None = None,
         disks_only: bool | None = None,
         labels: dict[str, str] | None = None,
         quiesce: bool | None = None,
-        tag: str | None = None,
+        tag: Name | None = None,
     ) -> Operation:
         """Save the state of a running machine as a capsule."""
         answer: Operation = await self._json(
@@ -1183,7 +1184,7 @@ class AsyncCalls(ABC):
         count: int,
         mode: ResumeMode | None = None,
         network: CloneNetwork | None = None,
-        prefix: str | None = None,
+        prefix: Name | None = None,
     ) -> Operation:
         """Create several machines from a capsule."""
         answer: Operation = await self._json(
@@ -1199,7 +1200,7 @@ class AsyncCalls(ABC):
         )
         return answer
 
-    async def console_log(self, name: str, *, bytes: int | None = None) -> str:
+    async def console_log(self, name: Name, *, bytes: int | None = None) -> str:
         """End of the console log of a machine."""
         return await self._text(
             "GET",
@@ -1209,7 +1210,7 @@ class AsyncCalls(ABC):
             },
         )
 
-    async def cpu_baseline(self, *, hosts: list[str] | None = None) -> CpuBaseline:
+    async def cpu_baseline(self, *, hosts: list[Name] | None = None) -> CpuBaseline:
         """Find the CPU model that this host and others have in common."""
         answer: CpuBaseline = await self._json("POST", "/v1/cpu/baseline", body={"hosts": hosts})
         return answer
@@ -1239,7 +1240,7 @@ class AsyncCalls(ABC):
         self,
         *,
         every_ms: int,
-        name: str,
+        name: Name,
         work: ScheduledWork,
         offset_ms: int | None = None,
     ) -> ScheduleInfo:
@@ -1259,7 +1260,7 @@ class AsyncCalls(ABC):
     async def create_token(
         self,
         *,
-        name: str,
+        name: Name,
         role: Role,
         capsules: list[str] | None = None,
         expires_s: int | None = None,
@@ -1279,15 +1280,15 @@ class AsyncCalls(ABC):
         )
         return answer
 
-    async def delete(self, name: str, *, unreadable: bool | None = None) -> None:
+    async def delete(self, name: Name, *, unreadable: bool | None = None) -> None:
         """Delete a stopped or crashed machine and the changes on its disks."""
         await self._json("DELETE", f"/v1/machines/{quote(name)}", query={"unreadable": unreadable})
 
-    async def delete_network(self, name: str) -> None:
+    async def delete_network(self, name: Name) -> None:
         """Delete a network that no machine uses."""
         await self._json("DELETE", f"/v1/networks/{quote(name)}")
 
-    async def delete_schedule(self, name: str) -> None:
+    async def delete_schedule(self, name: Name) -> None:
         """Delete a schedule; its capsules stay."""
         await self._json("DELETE", f"/v1/schedules/{quote(name)}")
 
@@ -1295,7 +1296,7 @@ class AsyncCalls(ABC):
         self,
         *,
         capsule: CapsuleRef,
-        name: str,
+        name: Name,
         append: str | None = None,
         cloud_init: CloudInit | None = None,
         cpus: int | None = None,
@@ -1328,7 +1329,7 @@ class AsyncCalls(ABC):
         )
         return answer
 
-    async def diff(self, capsule: str, other: str) -> CapsuleDiff:
+    async def diff(self, capsule: CapsuleRef, other: CapsuleRef) -> CapsuleDiff:
         """Differences between two capsules."""
         answer: CapsuleDiff = await self._json(
             "GET",
@@ -1336,7 +1337,7 @@ class AsyncCalls(ABC):
         )
         return answer
 
-    async def distrust(self, name: str) -> None:
+    async def distrust(self, name: Name) -> None:
         """Remove a trusted host."""
         await self._json("DELETE", f"/v1/trust/{quote(name)}")
 
@@ -1349,12 +1350,12 @@ class AsyncCalls(ABC):
         self,
         *,
         dry_run: bool | None = None,
-        host: str | None = None,
+        host: Name | None = None,
         parallel: int | None = None,
         rate_max: int | None = None,
         sample_ms: int | None = None,
         stop_on_failure: bool | None = None,
-        to: list[str] | None = None,
+        to: list[Name] | None = None,
     ) -> Operation:
         """Migrate all machines of a host to other hosts."""
         answer: Operation = await self._json(
@@ -1374,7 +1375,7 @@ class AsyncCalls(ABC):
 
     async def exec(
         self,
-        name: str,
+        name: Name,
         *,
         command: list[str],
         env: list[str] | None = None,
@@ -1419,7 +1420,7 @@ class AsyncCalls(ABC):
 
     async def failover(
         self,
-        name: str,
+        name: Name,
         *,
         force: bool | None = None,
         primary_is_dead: bool | None = None,
@@ -1435,7 +1436,7 @@ class AsyncCalls(ABC):
         )
         return answer
 
-    async def family(self, capsule: str) -> list[GraphNode]:
+    async def family(self, capsule: CapsuleRef) -> list[GraphNode]:
         """A capsule, its ancestors and its descendants, parents first."""
         answer: list[GraphNode] = await self._json("GET", f"/v1/capsules/{quote(capsule)}/graph")
         return answer
@@ -1450,7 +1451,7 @@ class AsyncCalls(ABC):
         answer: list[GraphNode] = await self._json("GET", "/v1/graph")
         return answer
 
-    async def history(self, name: str) -> list[RefVersion]:
+    async def history(self, name: Name) -> list[RefVersion]:
         """Earlier capsules of a ref, newest first."""
         answer: list[RefVersion] = await self._json("GET", f"/v1/refs/{quote(name)}/history")
         return answer
@@ -1469,7 +1470,7 @@ class AsyncCalls(ABC):
         self,
         *,
         format: ImportFormat,
-        name: str,
+        name: Name,
         path: str,
         key: str | None = None,
     ) -> Operation:
@@ -1488,7 +1489,7 @@ class AsyncCalls(ABC):
 
     async def limit(
         self,
-        name: str,
+        name: Name,
         *,
         read: list[str] | None = None,
         write: list[str] | None = None,
@@ -1504,12 +1505,12 @@ class AsyncCalls(ABC):
         )
         return answer
 
-    async def log(self, capsule: str) -> list[CapsuleInfo]:
+    async def log(self, capsule: CapsuleRef) -> list[CapsuleInfo]:
         """A capsule and its ancestors, newest first."""
         answer: list[CapsuleInfo] = await self._json("GET", f"/v1/capsules/{quote(capsule)}/log")
         return answer
 
-    async def machine(self, name: str) -> MachineInfo:
+    async def machine(self, name: Name) -> MachineInfo:
         """One machine."""
         answer: MachineInfo = await self._json("GET", f"/v1/machines/{quote(name)}")
         return answer
@@ -1519,7 +1520,7 @@ class AsyncCalls(ABC):
         answer: list[MachineInfo] = await self._json("GET", "/v1/machines")
         return answer
 
-    async def match_golden(self, *, terms: Terms, host: str | None = None) -> GoldenMatch:
+    async def match_golden(self, *, terms: Terms, host: Name | None = None) -> GoldenMatch:
         """Find the golden capsule that fits best."""
         answer: GoldenMatch = await self._json(
             "POST",
@@ -1537,9 +1538,9 @@ class AsyncCalls(ABC):
 
     async def migrate(
         self,
-        name: str,
+        name: Name,
         *,
-        host: str,
+        host: Name,
         adaptive: bool | None = None,
         downtime_max_ms: int | None = None,
         free_caches: bool | None = None,
@@ -1550,7 +1551,7 @@ class AsyncCalls(ABC):
         rate_min: int | None = None,
         rate_step: int | None = None,
         rounds: int | None = None,
-        safe: str | None = None,
+        safe: Name | None = None,
         throttle: int | None = None,
         time_max_ms: int | None = None,
     ) -> Operation:
@@ -1582,7 +1583,7 @@ class AsyncCalls(ABC):
         answer: list[MigrationRecord] = await self._json("GET", "/v1/migrations")
         return answer
 
-    async def network(self, name: str) -> NetworkInfo:
+    async def network(self, name: Name) -> NetworkInfo:
         """One network; published ports are tried."""
         answer: NetworkInfo = await self._json("GET", f"/v1/networks/{quote(name)}")
         return answer
@@ -1606,7 +1607,12 @@ class AsyncCalls(ABC):
         answer: list[Operation] = await self._json("GET", "/v1/operations")
         return answer
 
-    async def outdated(self, capsule: str, *, onto: str | None = None) -> OutdatedReport:
+    async def outdated(
+        self,
+        capsule: CapsuleRef,
+        *,
+        onto: CapsuleRef | None = None,
+    ) -> OutdatedReport:
         """Machines and capsules that are based on old versions of a capsule."""
         answer: OutdatedReport = await self._json(
             "GET",
@@ -1617,14 +1623,14 @@ class AsyncCalls(ABC):
         )
         return answer
 
-    async def pause(self, name: str) -> MachineInfo:
+    async def pause(self, name: Name) -> MachineInfo:
         """Pause the CPUs of a machine."""
         answer: MachineInfo = await self._json("POST", f"/v1/machines/{quote(name)}/pause")
         return answer
 
     async def ports(
         self,
-        name: str,
+        name: Name,
         *,
         publish: list[PortRequest] | None = None,
         unpublish: list[HostPort] | None = None,
@@ -1645,7 +1651,7 @@ class AsyncCalls(ABC):
         *,
         capsule: CapsuleRef,
         all_refs: bool | None = None,
-        tag: str | None = None,
+        tag: Name | None = None,
     ) -> PromoteReport:
         """Detach a capsule from its parents."""
         answer: PromoteReport = await self._json(
@@ -1661,9 +1667,9 @@ class AsyncCalls(ABC):
 
     async def protect(
         self,
-        name: str,
+        name: Name,
         *,
-        host: str,
+        host: Name,
         block: ProtectBlock | None = None,
         epoch_ms: int | None = None,
         group: str | None = None,
@@ -1671,9 +1677,9 @@ class AsyncCalls(ABC):
         lease_ms: int | None = None,
         mode: ProtectMode | None = None,
         rate_max: int | None = None,
-        spares: list[str] | None = None,
+        spares: list[Name] | None = None,
         stretch: int | None = None,
-        then: str | None = None,
+        then: Name | None = None,
         witness: str | None = None,
     ) -> Operation:
         """Replicate a running machine to a standby on another host."""
@@ -1701,10 +1707,10 @@ class AsyncCalls(ABC):
         self,
         *,
         capsule: CapsuleRef,
-        host: str | None = None,
+        host: Name | None = None,
         lazy: bool | None = None,
         pool: str | None = None,
-        tag: str | None = None,
+        tag: Name | None = None,
     ) -> Operation:
         """Fetch a capsule."""
         answer: Operation = await self._json(
@@ -1731,7 +1737,7 @@ class AsyncCalls(ABC):
         subject: CapsuleRef,
         balloon: BalloonTarget | None = None,
         follow: bool | None = None,
-        host: str | None = None,
+        host: Name | None = None,
         pool: str | None = None,
         unfollow: bool | None = None,
     ) -> Operation:
@@ -1752,7 +1758,7 @@ class AsyncCalls(ABC):
 
     async def read_file(
         self,
-        name: str,
+        name: Name,
         *,
         length: int,
         path: str,
@@ -1770,17 +1776,17 @@ class AsyncCalls(ABC):
         )
         return answer
 
-    async def remote(self, host: str) -> list[RemoteCapsule]:
+    async def remote(self, host: Name) -> list[RemoteCapsule]:
         """Capsules that a trusted host offers."""
         answer: list[RemoteCapsule] = await self._json("GET", f"/v1/remote/{quote(host)}")
         return answer
 
-    async def remove(self, capsule: str) -> PreviousCapsule:
+    async def remove(self, capsule: CapsuleRef) -> PreviousCapsule:
         """Remove a ref; the next gc deletes capsules without refs."""
         answer: PreviousCapsule = await self._json("DELETE", f"/v1/capsules/{quote(capsule)}")
         return answer
 
-    async def rename(self, name: str, *, to: str) -> MachineInfo:
+    async def rename(self, name: Name, *, to: Name) -> MachineInfo:
         """Give a machine that is off or suspended another name."""
         answer: MachineInfo = await self._json(
             "POST",
@@ -1794,8 +1800,8 @@ class AsyncCalls(ABC):
     async def repair(
         self,
         *,
-        capsule: str | None = None,
-        host: str | None = None,
+        capsule: CapsuleRef | None = None,
+        host: Name | None = None,
         pool: str | None = None,
     ) -> Operation:
         """Fetch damaged and missing objects of capsules from other hosts or a pool."""
@@ -1810,7 +1816,7 @@ class AsyncCalls(ABC):
         )
         return answer
 
-    async def resolve(self, name: str, *, decision: HandoverDecision | None = None) -> None:
+    async def resolve(self, name: Name, *, decision: HandoverDecision | None = None) -> None:
         """Decide who has a machine that is between two hosts."""
         await self._json("POST", f"/v1/machines/{quote(name)}/resolve", body={"decision": decision})
 
@@ -1818,9 +1824,9 @@ class AsyncCalls(ABC):
         self,
         *,
         capsule: CapsuleRef,
-        host: str | None = None,
+        host: Name | None = None,
         mode: ResumeMode | None = None,
-        name: str | None = None,
+        name: Name | None = None,
         network: MoveNetwork | None = None,
         pool: str | None = None,
         reclaim: bool | None = None,
@@ -1843,11 +1849,11 @@ class AsyncCalls(ABC):
         )
         return answer
 
-    async def revoke_token(self, name: str) -> None:
+    async def revoke_token(self, name: Name) -> None:
         """Revoke a token; streams that it opened end."""
         await self._json("DELETE", f"/v1/tokens/{quote(name)}")
 
-    async def rewind(self, name: str, *, capsule: CapsuleRef) -> Operation:
+    async def rewind(self, name: Name, *, capsule: CapsuleRef) -> Operation:
         """Take a machine back to an earlier capsule and keep its present state."""
         answer: Operation = await self._json(
             "POST",
@@ -1862,7 +1868,7 @@ class AsyncCalls(ABC):
         self,
         *,
         memory: int,
-        name: str,
+        name: Name,
         accel: str | None = None,
         append: str | None = None,
         cloud_init: CloudInit | None = None,
@@ -1903,7 +1909,7 @@ class AsyncCalls(ABC):
         )
         return answer
 
-    async def run_schedule(self, name: str, *, dry_run: bool | None = None) -> ScheduleReport:
+    async def run_schedule(self, name: Name, *, dry_run: bool | None = None) -> ScheduleReport:
         """Run a schedule now, or say what it would remove; the answer comes at its end."""
         answer: ScheduleReport = await self._json(
             "POST",
@@ -1914,7 +1920,7 @@ class AsyncCalls(ABC):
         )
         return answer
 
-    async def schedule(self, name: str) -> ScheduleInfo:
+    async def schedule(self, name: Name) -> ScheduleInfo:
         """One schedule, with its last runs and its capsules."""
         answer: ScheduleInfo = await self._json("GET", f"/v1/schedules/{quote(name)}")
         return answer
@@ -1931,7 +1937,7 @@ class AsyncCalls(ABC):
 
     async def set(
         self,
-        name: str,
+        name: Name,
         *,
         autostart: Autostart | None = None,
         labels: dict[str, str | None] | None = None,
@@ -1951,14 +1957,14 @@ class AsyncCalls(ABC):
         )
         return answer
 
-    async def start(self, name: str) -> MachineInfo:
+    async def start(self, name: Name) -> MachineInfo:
         """Start a stopped or crashed machine from its own disks."""
         answer: MachineInfo = await self._json("POST", f"/v1/machines/{quote(name)}/start")
         return answer
 
     async def stop(
         self,
-        name: str,
+        name: Name,
         *,
         force: bool | None = None,
         mode: StopMode | None = None,
@@ -1978,10 +1984,10 @@ class AsyncCalls(ABC):
 
     async def suspend(
         self,
-        name: str,
+        name: Name,
         *,
         balloon: BalloonTarget | None = None,
-        tag: str | None = None,
+        tag: Name | None = None,
     ) -> Operation:
         """Save the state of a machine as a capsule and end the machine."""
         answer: Operation = await self._json(
@@ -1994,7 +2000,7 @@ class AsyncCalls(ABC):
         )
         return answer
 
-    async def tag(self, tag: str, *, capsule: CapsuleRef) -> Tagged:
+    async def tag(self, tag: Name, *, capsule: CapsuleRef) -> Tagged:
         """Give a capsule a tag."""
         answer: Tagged = await self._json(
             "PUT",
@@ -2013,7 +2019,7 @@ class AsyncCalls(ABC):
     async def trust(
         self,
         *,
-        name: str,
+        name: Name,
         address: str | None = None,
         key: str | None = None,
         read: list[str] | None = None,
@@ -2038,17 +2044,17 @@ class AsyncCalls(ABC):
         answer: list[TrustEntry] = await self._json("GET", "/v1/trust")
         return answer
 
-    async def unpause(self, name: str) -> MachineInfo:
+    async def unpause(self, name: Name) -> MachineInfo:
         """Continue a paused machine."""
         answer: MachineInfo = await self._json("POST", f"/v1/machines/{quote(name)}/unpause")
         return answer
 
-    async def unprotect(self, name: str) -> MachineInfo:
+    async def unprotect(self, name: Name) -> MachineInfo:
         """Stop protecting a machine."""
         answer: MachineInfo = await self._json("DELETE", f"/v1/machines/{quote(name)}/protect")
         return answer
 
-    async def upgrade(self, name: str) -> MachineInfo:
+    async def upgrade(self, name: Name) -> MachineInfo:
         """Take a running machine from the process that serves it, which may be of an earlier
         version.
         """
@@ -2062,7 +2068,7 @@ class AsyncCalls(ABC):
 
     async def write_file(
         self,
-        name: str,
+        name: Name,
         *,
         data: str,
         path: str,

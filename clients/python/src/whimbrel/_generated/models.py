@@ -50,6 +50,9 @@ MigrationId = str
 #: Network of a machine after a migration or a resume.
 MoveNetwork = Literal["local", "home"]
 
+#: 1 to 63 letters, digits, '-', '_' or '.'; the first is a letter or a digit
+Name = str
+
 #: Number of an operation, unique while the daemon runs.
 OperationId = int
 
@@ -193,7 +196,7 @@ class BucketCapsule(TypedDict):
     #: Digest of the manifest.
     id: str
     #: Name of the capsule there.
-    name: str
+    name: Name
     #: Size of memory and disks.
     size: int
     #: Time at which the capsule was taken.
@@ -209,8 +212,7 @@ class BucketRequest(TypedDict):
     bucket: str
     #: Delete objects that no name needs, and no host that runs a machine from there.
     gc: NotRequired[bool]
-    #: Name to remove.
-    untag: NotRequired[str | None]
+    untag: NotRequired[Name | None]
     #: Read everything there and check its digests.
     verify: NotRequired[bool]
 
@@ -220,8 +222,7 @@ class CacheAddRequest(TypedDict):
 
     #: Remove the file from the cache.
     forget: NotRequired[bool]
-    #: Running machine whose memory is indexed, instead of a file.
-    machine: NotRequired[str | None]
+    machine: NotRequired[Name | None]
     #: Absolute path of a disk image (raw or qcow2) or of any other file on the host.
     path: NotRequired[str | None]
 
@@ -293,7 +294,7 @@ class CapsuleInfo(TypedDict):
     #: Whether the capsule has memory and device state, so that it resumes instead of booting.
     active: bool
     #: Host on which the capsule was taken.
-    host: str
+    host: Name
     #: Digest of the manifest.
     id: str
     #: Images of the page arrays `memory`, `disk0`, …
@@ -301,11 +302,11 @@ class CapsuleInfo(TypedDict):
     #: Labels that the user gave.
     labels: dict[str, str]
     #: Machine that the capsule was taken from.
-    machine: str
+    machine: Name
     #: Memory size of the machine.
     memory: int
     #: Refs of the capsule: tags, and the machine whose newest capsule it is.
-    names: list[str]
+    names: list[Name]
     #: Parents; none for the first capsule of a machine.
     parents: list[str]
     #: Time at which the capsule was taken.
@@ -342,8 +343,7 @@ class CheckpointRequest(TypedDict):
     labels: NotRequired[dict[str, str]]
     #: Have qemu-ga freeze the guest's file systems for the pause; for disk-only capsules.
     quiesce: NotRequired[bool]
-    #: Tag for the new capsule.
-    tag: NotRequired[str | None]
+    tag: NotRequired[Name | None]
 
 
 class CloneRequest(TypedDict):
@@ -357,8 +357,7 @@ class CloneRequest(TypedDict):
     mode: NotRequired[ResumeMode]
     #: Network of the clones.
     network: NotRequired[CloneNetwork]
-    #: Prefix of the names `PREFIX-1`, `PREFIX-2`, … [default: the name of the machine].
-    prefix: NotRequired[str | None]
+    prefix: NotRequired[Name | None]
 
 
 class CloudInit(TypedDict):
@@ -400,7 +399,7 @@ class CpuBaselineRequest(TypedDict):
     """Body of `POST /v1/cpu/baseline`: the CPU model that hosts have in common."""
 
     #: Trusted hosts to compare with this one.
-    hosts: NotRequired[list[str]]
+    hosts: NotRequired[list[Name]]
 
 
 class CpuHost(TypedDict):
@@ -411,7 +410,7 @@ class CpuHost(TypedDict):
     #: Features that another host of the group has and this one does not.
     lacks: NotRequired[list[str]]
     #: Name of the host.
-    name: str
+    name: Name
     #: Version of its QEMU.
     qemu_version: str
 
@@ -440,7 +439,7 @@ class DeriveRequest(TypedDict):
     #: Size of the guest memory [default: that of the parent].
     memory: NotRequired[int | None]
     #: Name for the machine, not in use on this host.
-    name: str
+    name: Name
     #: Network ports [default: those of the parent with new hardware addresses].
     nics: NotRequired[list[NicRequest] | None]
     profile: NotRequired[Profile | None]
@@ -558,8 +557,7 @@ class EvacuateRequest(TypedDict):
 
     #: Move nothing, and report where each machine would go.
     dry_run: NotRequired[bool]
-    #: Host to empty, which the daemon trusts [default: the host of the daemon].
-    host: NotRequired[str | None]
+    host: NotRequired[Name | None]
     #: Machines that migrate at the same time, 1 to 16 [default: 1].
     parallel: NotRequired[int | None]
     #: Limit for the rate of each migration, in bytes per second.
@@ -570,7 +568,7 @@ class EvacuateRequest(TypedDict):
     stop_on_failure: NotRequired[bool]
     #: Targets, by the names that the host to empty has for them; if empty, every host that it
     #: trusts and reaches.
-    to: NotRequired[list[str]]
+    to: NotRequired[list[Name]]
 
 
 class EvacuatedMachine(TypedDict):
@@ -578,12 +576,11 @@ class EvacuatedMachine(TypedDict):
 
     #: Pages that it dirtied during the sample; none if it was not sampled.
     dirtied_pages: NotRequired[int | None]
-    #: Target of the machine.
-    host: NotRequired[str | None]
+    host: NotRequired[Name | None]
     #: Size of the guest memory.
     memory: int
     #: Name of the machine.
-    name: str
+    name: Name
     #: Outcome for the machine.
     outcome: MoveOutcome
 
@@ -739,10 +736,9 @@ class GoldenMatch(TypedDict):
     attributes: Attributes
     #: Digest of the manifest.
     capsule: str
-    #: Host that has the capsule; none for this host.
-    host: NotRequired[str | None]
+    host: NotRequired[Name | None]
     #: Tag of the capsule there.
-    name: str
+    name: Name
 
 
 class GraphNode(TypedDict):
@@ -760,7 +756,7 @@ class GraphNode(TypedDict):
     #: Whether the capsule has memory and device state, so that it resumes instead of booting.
     active: bool
     #: Host on which the capsule was taken.
-    host: str
+    host: Name
     #: Digest of the manifest.
     id: str
     #: Images of the page arrays `memory`, `disk0`, …
@@ -768,11 +764,11 @@ class GraphNode(TypedDict):
     #: Labels that the user gave.
     labels: dict[str, str]
     #: Machine that the capsule was taken from.
-    machine: str
+    machine: Name
     #: Memory size of the machine.
     memory: int
     #: Refs of the capsule: tags, and the machine whose newest capsule it is.
-    names: list[str]
+    names: list[Name]
     #: Parents; none for the first capsule of a machine.
     parents: list[str]
     #: Time at which the capsule was taken.
@@ -923,7 +919,7 @@ class HostInfo(TypedDict):
     #: Number of machines.
     machines: int
     #: Name of the host, by which other hosts trust it.
-    name: str
+    name: Name
     #: Process id of the daemon.
     pid: int
     #: Public ed25519 key, in the form that `whimbrel trust add` reads.
@@ -1017,7 +1013,7 @@ class ImportRequest(TypedDict):
     #: Key of an encrypted capsule.
     key: NotRequired[str | None]
     #: Tag for the new capsule.
-    name: str
+    name: Name
     #: Absolute path of the file on the host.
     path: str
 
@@ -1045,7 +1041,7 @@ class MachineInfo(TypedDict):
     #: Size of the guest memory.
     memory: int
     #: Name of the machine on this host.
-    name: str
+    name: Name
     #: Network ports, in the order of their device ids.
     nics: list[NicInfo]
     operation: NotRequired[OperationId | None]
@@ -1075,7 +1071,7 @@ class MachineOnCapsule(TypedDict):
     #: Whether it has a QEMU process.
     live: bool
     #: Name of the machine.
-    name: str
+    name: Name
 
 
 class MachineProcess(TypedDict):
@@ -1122,7 +1118,7 @@ class MachineStatePaused(TypedDict):
 MachineStateLoading = TypedDict(
     "MachineStateLoading",
     {
-        "from": "NotRequired[str | None]",
+        "from": "NotRequired[Name | None]",
         "kind": 'Literal["loading"]',
         "resident_pages": "int",
         "stalled": "NotRequired[str | None]",
@@ -1140,7 +1136,7 @@ class MachineStateServingPages(TypedDict):
     #: Cause if the target cannot fetch pages at the moment.
     stalled: NotRequired[str | None]
     #: Target of the migration.
-    to: str
+    to: Name
 
 
 class MachineStateMigrating(TypedDict):
@@ -1160,7 +1156,7 @@ class MachineStateHandedOff(TypedDict):
 
     kind: Literal["handed_off"]
     #: Host that may resume it.
-    to: str
+    to: Name
 
 
 class MachineStateRemote(TypedDict):
@@ -1195,8 +1191,7 @@ class MachineStateUnreadable(TypedDict):
 class MatchRequest(TypedDict):
     """Body of `POST /v1/match`: find the golden capsule that fits best."""
 
-    #: Host to search [default: this host, then all trusted hosts].
-    host: NotRequired[str | None]
+    host: NotRequired[Name | None]
     #: Terms that it must meet.
     terms: Terms
 
@@ -1212,7 +1207,7 @@ class MigrateRequest(TypedDict):
     #: Let the guest drop clean caches before the first round.
     free_caches: NotRequired[bool]
     #: Target, a trusted host with an address.
-    host: str
+    host: Name
     #: Mode of the migration.
     mode: NotRequired[MigrateMode]
     network: NotRequired[MoveNetwork | None]
@@ -1229,10 +1224,7 @@ class MigrateRequest(TypedDict):
     #: Most rounds of the mode `hybrid` before the machine runs on the target [default: 2]. Fewer if
     #: the downtime would be short enough earlier, or if rounds do not help.
     rounds: NotRequired[int | None]
-    #: Backup host of the mode `lazy`: a third host that gets the complete machine before the pause
-    #: ends, and all changes while pages are missing on the target. No output is lost if one of the
-    #: three hosts fails.
-    safe: NotRequired[str | None]
+    safe: NotRequired[Name | None]
     #: Least share of time, 20 to 100 percent, for which the virtual CPUs of a machine run that
     #: writes faster than it can be copied [default: 20; 100 does not slow it down].
     throttle: NotRequired[int | None]
@@ -1267,9 +1259,9 @@ class MigrationEndFailed(TypedDict):
 MigrationRecordMoved = TypedDict(
     "MigrationRecordMoved",
     {
-        "from": "str",
+        "from": "Name",
         "id": "MigrationId",
-        "machine": "str",
+        "machine": "Name",
         "request": "MigrateRequest",
         "rounds": "list[RoundInfo]",
         "started_ms": "int",
@@ -1288,9 +1280,9 @@ MigrationRecordMoved = TypedDict(
 MigrationRecordFailed = TypedDict(
     "MigrationRecordFailed",
     {
-        "from": "str",
+        "from": "Name",
         "id": "MigrationId",
-        "machine": "str",
+        "machine": "Name",
         "request": "MigrateRequest",
         "rounds": "list[RoundInfo]",
         "started_ms": "int",
@@ -1368,7 +1360,7 @@ class NetworkAddress(TypedDict):
     #: Hardware address of its port.
     mac: str
     #: Name of the machine.
-    machine: str
+    machine: Name
 
 
 class NetworkHandoverNoPorts(TypedDict):
@@ -1389,7 +1381,7 @@ class NetworkHandoverTunnelled(TypedDict):
     """Ports stay in the network of the home host, through a tunnel."""
 
     #: Home of the machine.
-    home: str
+    home: Name
     kind: Literal["tunnelled"]
     #: Number of ports.
     ports: int
@@ -1453,7 +1445,7 @@ class NewToken(TypedDict):
     #: Machines that it is for; with neither list, it is for everything.
     machines: NotRequired[list[str] | None]
     #: Name of the token.
-    name: str
+    name: Name
     #: What its holder may do.
     role: Role
 
@@ -1593,9 +1585,9 @@ class OperationResultRewind(TypedDict):
     capsule: str
     kind: Literal["rewind"]
     #: Name of the machine.
-    machine: str
+    machine: Name
     #: Tag of the capsule `before`, which keeps it.
-    tag: str
+    tag: Name
     #: Time from the request until its CPUs ran.
     to_running_ms: float
 
@@ -1605,7 +1597,7 @@ class OperationResultResume(TypedDict):
 
     kind: Literal["resume"]
     #: Name of the machine, in a list as for clones.
-    machines: list[str]
+    machines: list[Name]
     #: Time from the request until its CPUs ran.
     to_running_ms: float
 
@@ -1615,7 +1607,7 @@ class OperationResultClone(TypedDict):
 
     kind: Literal["clone"]
     #: Names of the machines.
-    machines: list[str]
+    machines: list[Name]
     #: Time from the request until the CPUs of the last one ran.
     to_running_ms: float
 
@@ -1628,7 +1620,7 @@ class OperationResultMigrate(TypedDict):
     #: Memory that the guest released before the first round.
     freed: NotRequired[int | None]
     #: Target of the migration.
-    host: str
+    host: Name
     kind: Literal["migrate"]
     #: Outcome for the network ports.
     network: NetworkHandover
@@ -1664,7 +1656,7 @@ class OperationResultProtect(TypedDict):
     """Machine that is protected from now on."""
 
     #: Host of the standby.
-    host: str
+    host: Name
     kind: Literal["protect"]
     #: Time for which the machine was paused at the end of seeding.
     pause_ms: float
@@ -1683,7 +1675,7 @@ class OperationResultFailover(TypedDict):
     #: request.
     downtime_ms: float
     #: Host of the standby, where the machine runs now.
-    host: str
+    host: Name
     kind: Literal["failover"]
 
 
@@ -1791,8 +1783,7 @@ class OperationResultPush(TypedDict):
     """Machine or capsule that was sent to another host."""
 
     kind: Literal["push"]
-    #: Machine that was handed off: it is resumed there from now on, and no longer here.
-    machine: NotRequired[str | None]
+    machine: NotRequired[Name | None]
     #: Id of the capsule.
     capsule: str
     #: Host or pool on the other side.
@@ -1860,10 +1851,9 @@ class OutdatedChild(TypedDict):
     capsule: str
     #: Changes of each disk. Empty if they are not known.
     disks: list[DiskRebase]
-    #: Outdated machine; none for a capsule.
-    machine: NotRequired[str | None]
+    machine: NotRequired[Name | None]
     #: Names of the capsule.
-    names: list[str]
+    names: list[Name]
     #: Old version that it is based on.
     old: str
     #: Reason why the changes are not known.
@@ -1930,9 +1920,9 @@ class PreviousCapsule(TypedDict):
     #: Children in this store, which do not depend on it.
     children: list[str]
     #: Machines of this host that need it, so that it is retained without a name.
-    machines: NotRequired[list[str]]
+    machines: NotRequired[list[Name]]
     #: Names that it still has.
-    names: list[str]
+    names: list[Name]
 
 
 class Progress(TypedDict):
@@ -1969,7 +1959,7 @@ class PromoteReport(TypedDict):
     #: Parents of the old capsule.
     parents: list[str]
     #: Refs of the new capsule.
-    refs: list[str]
+    refs: list[Name]
     #: Old capsule; equal to the new one if it had no parents.
     was: str
 
@@ -1982,8 +1972,7 @@ class PromoteRequest(TypedDict):
     #: Capsule to detach from its parents. A ref that is given here moves to the new capsule, unless
     #: `tag` is set.
     capsule: CapsuleRef
-    #: Tag for the new capsule.
-    tag: NotRequired[str | None]
+    tag: NotRequired[Name | None]
 
 
 class ProtectFigures(TypedDict):
@@ -2034,7 +2023,7 @@ class ProtectRequest(TypedDict):
     #: output leaves when all standbys have the epoch. The slowest machine determines the length.
     group: NotRequired[str | None]
     #: Host of the standby.
-    host: str
+    host: Name
     keep: NotRequired[SnapshotRule | None]
     #: Lease in milliseconds, 200 to 60000 [default: 400]: how long the primary may be silent before
     #: the standby may take over.
@@ -2047,14 +2036,12 @@ class ProtectRequest(TypedDict):
     #: Spare hosts, 16 at most. If the standby is lost while the machine runs here, the first of
     #: them becomes the standby, and the lost one becomes the last spare; after a takeover, the
     #: machine's old host does.
-    spares: NotRequired[list[str]]
+    spares: NotRequired[list[Name]]
     #: Longest epoch of a machine that sends nothing, as a multiple of `epoch_ms`, and never over a
     #: second [1 to 20, default 4; 1 in a group and in the other modes]. Such an epoch ends as soon
     #: as output waits and the usual length has passed.
     stretch: NotRequired[int | None]
-    #: Host of the next standby, set up automatically after a takeover with the same settings. May
-    #: be the primary.
-    then: NotRequired[str | None]
+    then: NotRequired[Name | None]
     #: Witness, which decides who runs the machine if the hosts lose contact: a third host, or an
     #: etcd as `etcd://HOST:PORT[,HOST:PORT]`. Without one there is no automatic takeover.
     witness: NotRequired[str | None]
@@ -2097,7 +2084,7 @@ class ProtectionInfo(TypedDict):
     #: Consistency group of the machine.
     group: NotRequired[str | None]
     #: Host of the other side.
-    host: str
+    host: Name
     #: Milliseconds since the standby got the last epoch.
     lag_ms: int
     #: Encoding of changes, and the event that output waits for.
@@ -2105,7 +2092,7 @@ class ProtectionInfo(TypedDict):
     #: Side of this host.
     role: ProtectRole
     #: Spare hosts, the next standby first.
-    spares: NotRequired[list[str]]
+    spares: NotRequired[list[Name]]
     #: State of the protection.
     state: ProtectState
     #: Witness of the protection.
@@ -2127,7 +2114,7 @@ class PublishedPort(TypedDict):
     #: Address of the host; none stands for all.
     listen: NotRequired[str | None]
     #: Name of the machine.
-    machine: str
+    machine: Name
     #: Port of the host.
     port: int
     #: Protocol of both.
@@ -2139,15 +2126,13 @@ class PullRequest(TypedDict):
 
     #: Name of the capsule on the other side.
     capsule: CapsuleRef
-    #: Host to fetch from [default: any trusted host with the capsule].
-    host: NotRequired[str | None]
+    host: NotRequired[Name | None]
     #: Fetch only the description; pages are fetched when they are read.
     lazy: NotRequired[bool]
     #: Pool to fetch from, as `MANAGER[,MANAGER][/FOLDER]`; a manager is `HOST:PORT/KEY`. Or a
     #: bucket, as `s3://BUCKET[/PREFIX][?endpoint=URL]`.
     pool: NotRequired[str | None]
-    #: Tag for the capsule on this host.
-    tag: NotRequired[str | None]
+    tag: NotRequired[Name | None]
 
 
 class PushRequest(TypedDict):
@@ -2158,8 +2143,7 @@ class PushRequest(TypedDict):
     #: Leave the machine running, and upload every new capsule of it in the background, also after a
     #: restart of the daemon.
     follow: NotRequired[bool]
-    #: Target [default: the trusted host, if there is only one].
-    host: NotRequired[str | None]
+    host: NotRequired[Name | None]
     #: Target folder of a pool, as `MANAGER[,MANAGER][/FOLDER]`; a manager is `HOST:PORT/KEY`. Or a
     #: bucket, as `s3://BUCKET[/PREFIX][?endpoint=URL]`. The newest capsule of the machine, or the
     #: capsule, is copied.
@@ -2201,15 +2185,14 @@ class RemoteCapsule(TypedDict):
     #: Size of all disks.
     disks: int
     #: Name of the host.
-    host: str
+    host: Name
     #: Digest of the manifest.
     id: str
-    #: Machine whose newest capsule it is, if the name is that of a machine.
-    machine: NotRequired[str | None]
+    machine: NotRequired[Name | None]
     #: Size of the guest memory; 0 for a disk-only capsule.
     memory: int
     #: Name of the capsule there.
-    name: str
+    name: Name
     #: Time at which the capsule was taken.
     time_ms: int
     #: Whether the capsule is complete there.
@@ -2220,16 +2203,14 @@ class RenameRequest(TypedDict):
     """Body of `POST /v1/machines/{name}/rename`."""
 
     #: New name of the machine, which must be free.
-    to: str
+    to: Name
 
 
 class RepairRequest(TypedDict):
     """Body of `POST /v1/store/repair`: fetch the damaged and missing objects of capsules."""
 
-    #: Capsule to repair [default: all].
-    capsule: NotRequired[str | None]
-    #: Host that is asked first [default: the nearest trusted host].
-    host: NotRequired[str | None]
+    capsule: NotRequired[CapsuleRef | None]
+    host: NotRequired[Name | None]
     #: Pool folder with a file of the capsule's name to fetch from, as `MANAGER[,MANAGER][/FOLDER]`.
     pool: NotRequired[str | None]
 
@@ -2244,7 +2225,7 @@ class RepairedCapsule(TypedDict):
     #: Objects that are known to be missing still.
     missing: int
     #: Refs that name it.
-    names: list[str]
+    names: list[Name]
 
 
 class ResolveRequest(TypedDict):
@@ -2280,13 +2261,10 @@ class ResumeRequest(TypedDict):
 
     #: Capsule to resume. A disk-only capsule boots.
     capsule: CapsuleRef
-    #: Host that has the capsule and sends pages when they are touched [default: this host, or any
-    #: trusted one].
-    host: NotRequired[str | None]
+    host: NotRequired[Name | None]
     #: Time at which pages are loaded.
     mode: NotRequired[ResumeMode]
-    #: Name for the machine [default: the name that it had].
-    name: NotRequired[str | None]
+    name: NotRequired[Name | None]
     network: NotRequired[MoveNetwork | None]
     #: Pool that has the capsule, as `MANAGER[,MANAGER][/FOLDER]`; a manager is `HOST:PORT/KEY`. Or
     #: a bucket, as `s3://BUCKET[/PREFIX][?endpoint=URL]`.
@@ -2369,7 +2347,7 @@ class RunRequest(TypedDict):
     #: Size of the guest memory, a multiple of 1 MiB.
     memory: int
     #: Name for the machine, not in use on this host.
-    name: str
+    name: Name
     #: Network ports, in the order of their device ids.
     nics: NotRequired[list[NicRequest]]
     #: Hardware of the machine.
@@ -2401,7 +2379,7 @@ class ScheduleInfo(TypedDict):
     #: Interval, at least a minute. Runs begin at its multiples since the beginning of 1970 (UTC).
     every_ms: int
     #: Name for the schedule: up to 30 letters, digits and `-_`.
-    name: str
+    name: Name
     #: Shift of the runs: with an interval of a day, their time of the day.
     offset_ms: NotRequired[int]
     #: Work to do.
@@ -2424,7 +2402,7 @@ class ScheduleRequest(TypedDict):
     #: Interval, at least a minute. Runs begin at its multiples since the beginning of 1970 (UTC).
     every_ms: int
     #: Name for the schedule: up to 30 letters, digits and `-_`.
-    name: str
+    name: Name
     #: Shift of the runs: with an interval of a day, their time of the day.
     offset_ms: NotRequired[int]
     #: Work to do.
@@ -2458,18 +2436,17 @@ class ScheduledWorkCheckpoint(TypedDict):
     disks_only: NotRequired[bool]
     kind: Literal["checkpoint"]
     #: Name of the machine.
-    machine: str
+    machine: Name
     retain: NotRequired[Retention | None]
 
 
 class ScheduledWorkPush(TypedDict):
     """Copy the newest capsule of a machine to a host, a pool or a bucket."""
 
-    #: Target host; none for a pool.
-    host: NotRequired[str | None]
+    host: NotRequired[Name | None]
     kind: Literal["push"]
     #: Name of the machine.
-    machine: str
+    machine: Name
     #: Target folder of a pool, or a bucket, as for a push.
     pool: NotRequired[str | None]
     retain: NotRequired[Retention | None]
@@ -2497,7 +2474,7 @@ class SelfService(TypedDict):
     #: Whether the guest may request a checkpoint.
     checkpoint: NotRequired[bool]
     #: Hosts to which the guest may request a migration.
-    migrate: NotRequired[list[str]]
+    migrate: NotRequired[list[Name]]
 
 
 class SettingsRequest(TypedDict):
@@ -2562,8 +2539,7 @@ class SuspendRequest(TypedDict):
 
     #: Shrinking of guest memory before the capsule is taken.
     balloon: NotRequired[BalloonTarget]
-    #: Tag for the new capsule.
-    tag: NotRequired[str | None]
+    tag: NotRequired[Name | None]
 
 
 class TagRequest(TypedDict):
@@ -2580,7 +2556,7 @@ class Tagged(TypedDict):
     #: Whether the capsule has memory and device state, so that it resumes instead of booting.
     active: bool
     #: Host on which the capsule was taken.
-    host: str
+    host: Name
     #: Digest of the manifest.
     id: str
     #: Images of the page arrays `memory`, `disk0`, …
@@ -2588,11 +2564,11 @@ class Tagged(TypedDict):
     #: Labels that the user gave.
     labels: dict[str, str]
     #: Machine that the capsule was taken from.
-    machine: str
+    machine: Name
     #: Memory size of the machine.
     memory: int
     #: Refs of the capsule: tags, and the machine whose newest capsule it is.
-    names: list[str]
+    names: list[Name]
     #: Parents; none for the first capsule of a machine.
     parents: list[str]
     #: Time at which the capsule was taken.
@@ -2606,7 +2582,7 @@ TakeoverInfo = TypedDict(
     "TakeoverInfo",
     {
         "at_ms": "int",
-        "from": "str",
+        "from": "Name",
     },
 )
 
@@ -2636,7 +2612,7 @@ class TokenInfo(TypedDict):
     #: Machines that it is for; with neither list, it is for everything.
     machines: NotRequired[list[str] | None]
     #: Name of the token.
-    name: str
+    name: Name
     #: What its holder may do.
     role: Role
 
@@ -2651,7 +2627,7 @@ class TokenRequest(TypedDict):
     #: Machines that it is for, with `*` and `?` [default: all, or none if `capsules` is given].
     machines: NotRequired[list[str] | None]
     #: Name for the token, not in use.
-    name: str
+    name: Name
     #: What its holder may do.
     role: Role
 
@@ -2682,7 +2658,7 @@ class TrustEntry(TypedDict):
     #: Public key, as `whimbrel key` prints it there. Optional for a host that is reached over ssh.
     key: NotRequired[str | None]
     #: Name of the host.
-    name: str
+    name: Name
     #: Patterns with `*` and `?` of the refs that it may read. Without this and `write` it may use
     #: all refs; with one of them, only those that match.
     read: NotRequired[list[str] | None]
@@ -2693,12 +2669,11 @@ class TrustEntry(TypedDict):
 class TunnelInfo(TypedDict):
     """One end of the tunnel between a machine that runs away from home and its home network."""
 
-    #: Away: the host where the machine runs, if it is known.
-    away: NotRequired[str | None]
+    away: NotRequired[Name | None]
     #: Whether the tunnel is connected.
     connected: bool
     #: Home: the host whose network the machine uses.
-    home: str
+    home: Name
     #: Cause if it is not connected, as far as it is known.
     reason: NotRequired[str | None]
 
@@ -2972,6 +2947,7 @@ __all__ = [
     "MoveOutcomeNoRoom",
     "MoveOutcomeNotBegun",
     "MoveOutcomePlanned",
+    "Name",
     "NetworkAddress",
     "NetworkHandover",
     "NetworkHandoverAnnounced",

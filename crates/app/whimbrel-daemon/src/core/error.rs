@@ -12,7 +12,7 @@ use whimbrel_core::{ByteSize, CapsuleId, HostName, MachineName, is_shortage};
 use whimbrel_migrate::{MigrateError, compatibility::Incompatibility, link::LinkError};
 use whimbrel_pool::client::PoolError;
 use whimbrel_protect::PrimaryError;
-use whimbrel_qemu::{ImageError, ImageFormat, QemuGaError};
+use whimbrel_qemu::{ImageError, ImageFormat, LaunchError, QemuGaError};
 use whimbrel_store::StoreError;
 use whimbrel_vm::{PassError, RunningError};
 use whimbrel_wire::{private_dir::PrivateDirError, web_tls::WebTlsError};
@@ -205,6 +205,7 @@ impl DaemonError {
             Self::NotPrivate { source: PrivateDirError::Io { source, .. } } => io_code(source),
             Self::NotPrivate { .. } => ErrorCode::Unsupported,
             Self::NoRoom { .. } => ErrorCode::NoSpace,
+            Self::Qemu { source, .. } if is_unfit(&**source) => ErrorCode::Invalid,
             Self::Qemu { .. } | Self::Memory { .. } | Self::Pass { .. } => ErrorCode::QemuFailed,
             Self::Image { source: ImageError::Read(source), .. } => io_code(source),
             Self::Image { source: ImageError::Start(_) | ImageError::TimedOut { .. }, .. } => {
@@ -489,6 +490,12 @@ pub(crate) fn chain_code(error: &(dyn Error + 'static)) -> ErrorCode {
     std::iter::successors(Some(error), |&error| error.source())
         .find_map(|error| error.downcast_ref::<io::Error>())
         .map_or(ErrorCode::Internal, io_code)
+}
+
+/// Whether QEMU was not started, because what was asked for cannot be a machine.
+fn is_unfit(error: &(dyn Error + 'static)) -> bool {
+    std::iter::successors(Some(error), |&error| error.source())
+        .any(|error| matches!(error.downcast_ref(), Some(LaunchError::Spec(_))))
 }
 
 fn source_code(error: &FetchError) -> ErrorCode {

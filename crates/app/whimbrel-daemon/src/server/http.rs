@@ -71,7 +71,10 @@ pub(crate) struct Calls(Router<Arc<Daemon>>);
 
 impl Calls {
     fn call<T: 'static>(self, endpoint: Endpoint, handler: impl Handler<T, Arc<Daemon>>) -> Self {
-        let judged = from_fn(move |request, next| gate::authorize(endpoint, request, next));
+        let status = StatusCode::from_u16(success_status(&endpoint.text())).unwrap_or(StatusCode::OK);
+        let judged = from_fn(move |request, next| async move {
+            as_documented(status, gate::authorize(endpoint, request, next).await)
+        });
         Self(self.0.route(endpoint.path(), on(endpoint.method(), handler).route_layer(judged)))
     }
 }
@@ -375,6 +378,20 @@ impl Named for ScheduleName {
 
 pub(super) fn named<T: FromStr<Err: Display>>(text: &str) -> Result<T, Failure> {
     text.parse().map_err(|error: T::Err| Failure(ApiError::new(ErrorCode::Invalid, error.to_string())))
+}
+
+/// A successful answer with the status that the API's document has for its call.
+fn as_documented(status: StatusCode, mut answer: Response) -> Response {
+    if answer.status() != StatusCode::OK {
+        return answer;
+    }
+    *answer.status_mut() = status;
+    if status == StatusCode::NO_CONTENT {
+        *answer.body_mut() = Body::empty();
+        answer.headers_mut().remove(header::CONTENT_TYPE);
+        answer.headers_mut().remove(header::CONTENT_LENGTH);
+    }
+    answer
 }
 
 async fn no_route() -> Failure {
