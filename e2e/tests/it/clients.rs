@@ -15,8 +15,8 @@ const TLS: &str = "127.0.0.1:7443";
 /// Address of the host's API without TLS, for a program that knows no certificate of one's own.
 const PLAIN: &str = "127.0.0.1:7480";
 
-/// Runs a program of the Python client's environment on the host; fails with what it printed, which it returns
-/// otherwise.
+/// Runs a program of the Python client's environment on the host; fails with what it printed, which it
+/// returns otherwise.
 fn in_environment(cluster: &Cluster, host: &HostProcess, program: &str) -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the folder of the workspace");
     let programs = root.join("target/clients-venv/bin");

@@ -247,8 +247,9 @@ impl Store for Redis {
         let stream = TcpStream::connect_timeout(&format!("{GUEST}:6379").parse()?, ANSWER)?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(ANSWER))?;
-        // A client that gives up takes back what the store has not received: the kernel would send it again, for
-        // longer than it takes to connect anew, and the store would put old values over newer ones.
+        // A client that gives up takes back what the store has not received: the kernel would send it
+        // again, for longer than it takes to connect anew, and the store would put old values over newer
+        // ones.
         rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO))?;
         Ok(Self { client, answers: BufReader::new(stream.try_clone()?), stream })
     }

@@ -257,8 +257,8 @@ pub fn openapi_json() -> String {
     text
 }
 
-/// Status of the answer of a call that succeeds, like `POST /v1/resume`; 200 for a call that the document does
-/// not have.
+/// Status of the answer of a call that succeeds, like `POST /v1/resume`; 200 for a call that the document
+/// does not have.
 pub fn success_status(call: &str) -> u16 {
     let (method, path) = call.split_once(' ').unwrap_or_default();
     let found = documented_calls().zip(ENDPOINTS).find(|((known, at), _)| known == method && *at == path);
