@@ -65,8 +65,14 @@ impl Args {
         };
         let ran = operation::perform(context, context.client.resume(&request)).await;
         match &ran {
-            // The machine keeps what it needs.
-            Ok(()) => drop(context.client.remove(&tag).await?),
+            // The machine keeps what it needs, and runs, whatever becomes of the tag.
+            Ok(()) => {
+                if let Err(error) = context.client.remove(&tag).await {
+                    let text =
+                        format!("note: the tag {tag} stays, `whimbrel untag {tag}` removes it: {error}");
+                    context.output.remark(&text);
+                }
+            }
             Err(_) => context.output.remark(&format!("note: the capsule is here, see `whimbrel show {tag}`")),
         }
         ran

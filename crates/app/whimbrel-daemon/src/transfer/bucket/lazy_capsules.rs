@@ -280,10 +280,17 @@ impl Daemon {
         if lock(&self.buckets.renewed).is_some_and(|renewed| renewed.elapsed() < RENEWAL) {
             return true;
         }
+        // Tried again until it succeeds, and said once.
+        let was_renewed = lock(&self.buckets.renewed).is_some();
         let held = |(capsule, place): (CapsuleId, String)| {
             let held = location(&place).and_then(|url| self.hold_in_bucket(&url, &capsule));
             let log = |error: &DaemonError| {
-                tracing::debug!(%capsule, error = error as &dyn std::error::Error, "cannot hold it in a bucket yet");
+                let error = error as &dyn std::error::Error;
+                if was_renewed {
+                    tracing::warn!(%capsule, place, error, "cannot tell a bucket that a capsule is needed; after a month without it, gc removes the capsule");
+                } else {
+                    tracing::debug!(%capsule, place, error, "cannot hold it in a bucket yet");
+                }
             };
             held.inspect_err(log).is_ok()
         };
