@@ -15,8 +15,13 @@ const TLS: &str = "127.0.0.1:7443";
 /// Address of the host's API without TLS, for a program that knows no certificate of one's own.
 const PLAIN: &str = "127.0.0.1:7480";
 
-/// Runs a program of the Python client's environment on the host; fails with what it printed, which it
-/// returns otherwise.
+/// The folder of the Python client.
+fn package() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("clients").join("python")
+}
+
+/// Runs a program of the Python client's environment on the host, in a folder of its own; fails with what it
+/// printed, which it returns otherwise.
 fn in_environment(cluster: &Cluster, host: &HostProcess, program: &str) -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the folder of the workspace");
     let programs = root.join("target/clients-venv/bin");
@@ -27,7 +32,7 @@ fn in_environment(cluster: &Cluster, host: &HostProcess, program: &str) -> Strin
     fs::write(&file, settings(cluster, host).to_string()).expect("a file of settings");
     let script = format!(
         "cd '{}' && PYTHONDONTWRITEBYTECODE=1 WHIMBREL_TEST_SETTINGS='{}' TMPDIR='{}' '{}'/{program} >'{}' 2>&1",
-        root.join("clients/python").display(),
+        folder.display(),
         file.display(),
         folder.display(),
         programs.display(),
@@ -51,7 +56,11 @@ fn in_environment(cluster: &Cluster, host: &HostProcess, program: &str) -> Strin
 /// Runs tests of the Python package on the host.
 fn pytest(cluster: &Cluster, host: &HostProcess, tests: &str, passed: usize) {
     let folder = cluster.disk.path().join("clients/tmp");
-    let program = format!("python -m pytest --basetemp='{}' tests/{tests}", folder.display());
+    let program = format!(
+        "python -m pytest --rootdir='{0}' -c '{0}/pyproject.toml' --basetemp='{1}' '{0}/tests/{tests}'",
+        package().display(),
+        folder.display()
+    );
     let whole = in_environment(cluster, host, &program);
     let all = format!("{passed} passed in");
     assert!(whole.contains(&all), "not all of {tests} ran, or there are more now:\n{whole}");
@@ -106,9 +115,10 @@ fn schemathesis_finds_no_answer_that_the_document_of_the_api_does_not_have() {
     let host = cluster.host("alpha");
     let token = host.run(&["token", "create", "tester", "--role", "operator"]);
     let program = format!(
-        "schemathesis --config-file tests/schemathesis.toml run ../../docs/openapi.json --url http://{PLAIN} \
-         -H 'Authorization: Bearer {}' --phases examples,coverage --seed 1 --workers 2 --request-timeout 90 \
-         --suppress-health-check all --no-color",
+        "schemathesis --config-file '{0}/tests/schemathesis.toml' run '{0}/../../docs/openapi.json' \
+         --url http://{PLAIN} -H 'Authorization: Bearer {1}' --phases examples,coverage --seed 1 --workers 2 \
+         --request-timeout 90 --suppress-health-check all --no-color",
+        package().display(),
         token.trim()
     );
     let whole = in_environment(&cluster, host, &program);

@@ -9,7 +9,7 @@ use utoipa::{
 const NAME: &str = "^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$";
 /// Pattern of what names a capsule: a name, with an age or without, or an id.
 pub(crate) const CAPSULE: &str =
-    "^([A-Za-z0-9][A-Za-z0-9._-]{0,62}(@-[0-9]{1,9}(ms|s|m|h|d))?|[0-9a-f]{64})$";
+    "^([A-Za-z0-9][A-Za-z0-9._-]{0,62}(@-[0-9]{1,15}(ms|s|m|h|d))?|[0-9a-f]{64})$";
 
 /// Schema of the names of machines, hosts, capsules, networks, schedules and tokens.
 #[derive(Debug)]

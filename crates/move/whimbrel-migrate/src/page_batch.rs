@@ -208,7 +208,8 @@ impl Encoder {
         self.header.whole.is_empty() && self.header.delta.is_empty() && self.header.zero.is_empty()
     }
 
-    /// Returns the batch of the added pages, for `array`. The encoder is empty again.
+    /// Returns the batch of the added pages, for `array`. The encoder is empty again. The payload may wait
+    /// for a slow link, so what was allocated for a larger one is given back.
     pub fn finish(&mut self, array: u32, effort: Effort) -> std::io::Result<(PageBatchHeader, Vec<u8>)> {
         let blocks = (self.blocks.len() / BLOCK) as u32;
         let mut header = PageBatchHeader { array, blocks, ..std::mem::take(&mut self.header) };
@@ -224,13 +225,13 @@ impl Encoder {
             let mut packed = compression::compress(&raw, &[], settings(level), Vec::new())?;
             if (packed.len() as f64) < raw.len() as f64 * WORTH_PACKING {
                 header.packing = Packing::Zstd;
-                // The payload may wait for a slow link, and was allocated for the worst case.
                 packed.shrink_to_fit();
                 raw.clear();
                 self.whole = raw;
                 return Ok((header, packed));
             }
         }
+        raw.shrink_to_fit();
         Ok((header, raw))
     }
 }

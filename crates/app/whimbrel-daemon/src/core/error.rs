@@ -8,7 +8,7 @@ use std::{
 };
 use whimbrel_api::{ApiError, ErrorCode};
 use whimbrel_capture::CaptureError;
-use whimbrel_core::{ByteSize, CapsuleId, HostName, MachineName, is_shortage};
+use whimbrel_core::{ByteSize, CapsuleId, HostName, MachineName, causes, is_shortage};
 use whimbrel_migrate::{MigrateError, compatibility::Incompatibility, link::LinkError};
 use whimbrel_pool::client::PoolError;
 use whimbrel_protect::PrimaryError;
@@ -463,14 +463,14 @@ fn no_agent(name: impl std::fmt::Display) -> String {
 
 /// Whether a capture failed because the guest has no qemu-ga.
 fn is_silent_agent(error: &(dyn Error + 'static)) -> bool {
-    std::iter::successors(Some(error), |&error| error.source())
+    causes(error)
         .filter_map(|error| error.downcast_ref::<QemuGaError>())
         .any(|error| matches!(error, QemuGaError::Silent { .. }))
 }
 
 /// Whether a store refuses to write because an earlier write failed.
 fn is_latched(error: &(dyn Error + 'static)) -> bool {
-    std::iter::successors(Some(error), |&error| error.source())
+    causes(error)
         .filter_map(|error| error.downcast_ref::<StoreError>())
         .any(|error| matches!(error, StoreError::Latched { .. }))
 }
@@ -487,15 +487,12 @@ fn io_code(error: &io::Error) -> ErrorCode {
 }
 
 pub(crate) fn chain_code(error: &(dyn Error + 'static)) -> ErrorCode {
-    std::iter::successors(Some(error), |&error| error.source())
-        .find_map(|error| error.downcast_ref::<io::Error>())
-        .map_or(ErrorCode::Internal, io_code)
+    causes(error).find_map(|error| error.downcast_ref::<io::Error>()).map_or(ErrorCode::Internal, io_code)
 }
 
 /// Whether QEMU was not started, because what was asked for cannot be a machine.
 fn is_unfit(error: &(dyn Error + 'static)) -> bool {
-    std::iter::successors(Some(error), |&error| error.source())
-        .any(|error| matches!(error.downcast_ref(), Some(LaunchError::Spec(_))))
+    causes(error).any(|error| matches!(error.downcast_ref(), Some(LaunchError::Spec(_))))
 }
 
 fn source_code(error: &FetchError) -> ErrorCode {
@@ -511,7 +508,7 @@ fn source_code(error: &FetchError) -> ErrorCode {
 }
 
 fn pool_code(error: &(dyn Error + 'static)) -> ErrorCode {
-    let mut chain = std::iter::successors(Some(error), |&error| error.source());
+    let mut chain = causes(error);
     match chain.find_map(|error| error.downcast_ref::<PoolError>()) {
         Some(error) if error.is_full() => ErrorCode::NoSpace,
         Some(PoolError::WrongSecret { .. }) => ErrorCode::Untrusted,

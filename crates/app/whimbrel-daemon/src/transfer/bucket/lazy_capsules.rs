@@ -1,7 +1,7 @@
 //! Capsules out of a bucket: whole, or described only, so that a machine runs and fetches each page when it
 //! touches it.
 
-use super::{HOLDERS, OpenBucket, bucket_files::BucketFiles, failed, location, showing};
+use super::{HOLDERS, OpenBucket, Renewal, bucket_files::BucketFiles, failed, location, showing};
 use crate::{
     core::{
         error::DaemonError,
@@ -277,16 +277,16 @@ impl Daemon {
 
     /// Stores the holders of this host again, once a day. False if a bucket could not be reached.
     pub(crate) fn renew_holders(&self) -> bool {
-        if lock(&self.buckets.renewed).is_some_and(|renewed| renewed.elapsed() < RENEWAL) {
+        let Renewal { stored, failed } = *lock(&self.buckets.renewal);
+        if stored.is_some_and(|stored| stored.elapsed() < RENEWAL) {
             return true;
         }
-        // Tried again until it succeeds, and said once.
-        let was_renewed = lock(&self.buckets.renewed).is_some();
         let held = |(capsule, place): (CapsuleId, String)| {
             let held = location(&place).and_then(|url| self.hold_in_bucket(&url, &capsule));
             let log = |error: &DaemonError| {
                 let error = error as &dyn std::error::Error;
-                if was_renewed {
+                if !failed {
+                    // Tried again until it succeeds, and said once.
                     tracing::warn!(%capsule, place, error, "cannot tell a bucket that a capsule is needed; after a month without it, gc removes the capsule");
                 } else {
                     tracing::debug!(%capsule, place, error, "cannot hold it in a bucket yet");
@@ -296,7 +296,8 @@ impl Daemon {
         };
         // All are tried.
         let failures = self.buckets.records.all().into_iter().map(held).filter(|held| !held).count();
-        *lock(&self.buckets.renewed) = (failures == 0).then(Instant::now);
-        failures == 0
+        let failed = failures > 0;
+        *lock(&self.buckets.renewal) = Renewal { stored: (!failed).then(Instant::now), failed };
+        !failed
     }
 }

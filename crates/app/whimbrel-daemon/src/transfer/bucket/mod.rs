@@ -56,8 +56,16 @@ pub(crate) struct Buckets {
     /// Stores that are open for reading, by their location.
     open: Mutex<HashMap<String, Store>>,
     records: BucketRecords,
-    /// When the holders of this host were stored last.
-    renewed: Mutex<Option<Instant>>,
+    renewal: Mutex<Renewal>,
+}
+
+/// What became of the holders of this host.
+#[derive(Debug, Clone, Copy, Default)]
+struct Renewal {
+    /// When all were stored last, unless that has failed since.
+    stored: Option<Instant>,
+    /// Whether the last attempt failed, and somebody was told.
+    failed: bool,
 }
 
 /// Whether a place names a bucket, and not a pool.
@@ -77,7 +85,7 @@ fn failed(bucket: &Bucket) -> impl Fn(Cause) -> DaemonError + use<> {
 
 impl Buckets {
     pub(crate) fn open(file: std::path::PathBuf) -> Self {
-        Self { open: Mutex::default(), records: BucketRecords::load(file), renewed: Mutex::default() }
+        Self { open: Mutex::default(), records: BucketRecords::load(file), renewal: Mutex::default() }
     }
 
     /// Capsules of which most pages are in a bucket.
