@@ -1,5 +1,6 @@
-//! Scene: bytes of a store change on the disk. Verification says so, a repair from another store heals it,
-//! also if it is killed on the way.
+//! Scene: packs of a store are damaged on the disk. A byte changes, which checksums show, or a whole frame
+//! lands in the place of another, which only digests show. Verification says so, and a repair from another
+//! store heals it, also if it is killed on the way.
 
 use super::capsules::{self, Pages, after, changes, commit, name};
 use crate::{
@@ -12,8 +13,8 @@ use crate::{
         with,
     },
 };
-use std::time::Duration;
-use whimbrel_image::pack_frame::Kind;
+use std::{ops::Range, time::Duration};
+use whimbrel_image::pack_frame::{Kind, PackFrame};
 use whimbrel_store::{ObjectWant, PageWant, RemoteObjects, RemoteObjectsError, Store};
 
 const HERE: usize = 0;
@@ -60,19 +61,38 @@ fn prepare(content: &Shared<Pages>) {
     content.see(|content| *content = after(&first, &changes));
 }
 
-/// Changes some bytes of packs, once.
+/// Damages each pack in one place.
 fn damage() {
     with(|world| {
         let disk = &mut world.hosts[HERE].disk;
         let folder = disk.look_up(ROOT, "store/packs");
         let packs = folder.and_then(|folder| disk.list(folder)).unwrap_or_default();
         for (_, inode, _) in packs {
-            let size = disk.size(inode);
-            let at = world.work.below(size);
-            disk.damage(inode, at);
+            let mut bytes = vec![0; disk.size(inode) as usize];
+            let _ = disk.read(inode, 0, &mut bytes);
+            let at = world.work.below(bytes.len() as u64) as usize;
+            let misdirected = (world.work.below(2) == 0).then(|| misdirect_a_write(&bytes, at)).flatten();
+            let (at, wrong) = misdirected.unwrap_or_else(|| (at, vec![bytes[at] ^ 0x55]));
+            disk.damage(inode, at as u64, &wrong);
         }
     });
-    log("a byte of each pack changes");
+    log("each pack is damaged in one place");
+}
+
+/// A frame at or after `from`, and where a longer one begins that is to be overwritten by it, as by a disk
+/// that writes to a wrong place. Nothing if the pack has no such frames.
+fn misdirect_a_write(pack: &[u8], from: usize) -> Option<(usize, Vec<u8>)> {
+    let frames = frames(pack);
+    let moved = &pack[frames.iter().find(|frame| frame.end > from)?.clone()];
+    let is_hit =
+        |frame: &&Range<usize>| frame.len() >= moved.len() && !pack[frame.start..].starts_with(moved);
+    frames.iter().find(is_hit).map(|hit| (hit.start, moved.to_vec()))
+}
+
+/// The places of a pack's frames.
+fn frames(pack: &[u8]) -> Vec<Range<usize>> {
+    let whole = |at: usize| PackFrame::parse(&pack[at..]).ok().map(|frame| at..at + frame.head.total());
+    (0..pack.len()).filter_map(whole).collect()
 }
 
 fn heal(content: &Shared<Pages>, damaged: &Shared<bool>) {

@@ -205,11 +205,13 @@ impl Disk {
         }
     }
 
-    /// Changes one byte of a file for good, as a disk may.
-    pub(crate) fn damage(&mut self, inode: Inode, at: u64) {
+    /// Changes bytes of a file from `at` on for good, as a disk may.
+    pub(crate) fn damage(&mut self, inode: Inode, at: u64, bytes: &[u8]) {
         if let Some(DiskNode::File(file)) = self.nodes.get_mut(&inode) {
-            let bytes = [&mut file.data, &mut file.durable];
-            bytes.into_iter().filter_map(|bytes| bytes.get_mut(at as usize)).for_each(|byte| *byte ^= 0x55);
+            for held in [&mut file.data, &mut file.durable] {
+                let hit = held.iter_mut().skip(at as usize);
+                hit.zip(bytes).for_each(|(byte, new)| *byte = *new);
+            }
         }
     }
 
