@@ -13,7 +13,7 @@ use crate::{
 use std::{
     fs::{self, File, TryLockError},
     net::SocketAddr,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
@@ -103,7 +103,6 @@ pub fn run(options: DaemonOptions) -> Result<(), DaemonError> {
     host.cleanup.wait(PATIENCE);
     host.detach_machines(options.machine_processes);
     runtime.shutdown_timeout(Duration::from_secs(2));
-    let _ = fs::remove_file(&options.socket);
     served
 }
 
@@ -121,6 +120,8 @@ fn lock(layout: &Directories) -> Result<File, DaemonError> {
 async fn serve(options: &DaemonOptions, host: Arc<Daemon>) -> Result<(), DaemonError> {
     let access = Access::open(&host.directories, options.api_groups.clone())?;
     let socket = listen::bind_socket(&options.socket, access.has_groups()).await?;
+    // Not before it is this daemon's own: it may be that of another, for which this one makes room.
+    let _file = SocketFile(&options.socket);
     if let Some(address) = options.metrics {
         let listener = listen::bind_tcp(address).await?;
         let (host, access) = (host.clone(), access.clone());
@@ -143,6 +144,15 @@ async fn serve(options: &DaemonOptions, host: Arc<Daemon>) -> Result<(), DaemonE
     // Answers under way get out; streams would last until their operations end.
     tokio::time::sleep(Duration::from_millis(200)).await;
     Ok(())
+}
+
+/// The file of the API socket, which ends with this.
+struct SocketFile<'a>(&'a Path);
+
+impl Drop for SocketFile<'_> {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(self.0);
+    }
 }
 
 /// Serves the API and its web page over TCP. Whoever carries a token in the clear can read it, so only

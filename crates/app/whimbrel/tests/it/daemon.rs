@@ -217,6 +217,15 @@ fn a_second_daemon_on_the_same_data_is_refused() {
     let text = String::from_utf8(output.stderr).unwrap();
     assert!(!output.status.success() && text.contains("error: "), "{text}");
     assert!(host.call("ps").status.success(), "the first one goes on");
+
+    // Nor does one of other data that only wants the same socket.
+    let other = tempfile::tempdir_in("/dev/shm").unwrap();
+    let mut third = whimbrel("host --name beta --data");
+    third.arg(other.path().join("data")).arg("--run-dir").arg(other.path().join("run"));
+    let output = third.arg("--socket").arg(host.path().join("host.sock")).output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && text.contains("another daemon already uses"), "{text}");
+    assert!(host.call("ps").status.success(), "the first one still has its socket");
 }
 
 /// Calls the daemon of `host` over TLS.
