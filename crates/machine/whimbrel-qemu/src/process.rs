@@ -214,7 +214,7 @@ impl QemuProcess {
     }
 
     /// Last output of the process (at most 4 KiB), to quote in an error.
-    pub(crate) fn last_output(&self) -> String {
+    pub fn last_output(&self) -> String {
         let tail = || -> io::Result<String> {
             let mut log = File::open(&self.log)?;
             let end = log.metadata()?.len();

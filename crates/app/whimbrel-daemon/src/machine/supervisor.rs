@@ -15,12 +15,9 @@ pub(crate) fn watch(host: &Arc<Daemon>, machine: &Arc<Machine>, events: Receiver
             match event {
                 MachineEvent::Shutdown(cause) => {
                     tracing::info!(?cause, "a machine shut down");
-                    return record_end(&host, &machine, Phase::Stopped);
+                    return record_end(&host, &machine, End::Shutdown);
                 }
-                MachineEvent::Disconnected => {
-                    let reason = "its QEMU ended".to_owned();
-                    return record_end(&host, &machine, Phase::Crashed { reason });
-                }
+                MachineEvent::Disconnected => return record_end(&host, &machine, End::Failure),
                 MachineEvent::BlockIoError { device, operation, reason, .. } => {
                     tracing::error!(device, operation, reason, "a disk failed; the machine is paused");
                 }
@@ -40,23 +37,29 @@ pub(crate) fn end_if_gone(host: &Arc<Daemon>, machine: &Arc<Machine>) {
         turn.running.as_ref().is_some_and(|live| !live.qemu.process().is_alive())
     };
     if gone {
-        let reason = "its QEMU ended".to_owned();
-        record_end(&Arc::downgrade(host), &Arc::downgrade(machine), Phase::Crashed { reason });
+        record_end(&Arc::downgrade(host), &Arc::downgrade(machine), End::Failure);
     }
 }
 
 /// Records that a machine ended by itself, unless an operation ended or handed it over meanwhile.
-fn record_end(host: &Weak<Daemon>, machine: &Weak<Machine>, phase: Phase) {
+fn record_end(host: &Weak<Daemon>, machine: &Weak<Machine>, how: End) {
     let (Some(host), Some(machine)) = (host.upgrade(), machine.upgrade()) else { return };
     let mut turn = machine.lock("cleanup");
     let Some(live) = turn.running.take() else { return };
+    // Its log goes with the machine's runtime directory.
+    let reason = reason(&live.qemu.process().last_output());
     live.end();
     host.discard_missing_memory(&mut turn);
     if turn.record.phase != Phase::Here {
         return;
     }
-    let how = if phase == Phase::Stopped { End::Shutdown } else { End::Failure };
-    turn.record.phase = phase;
+    turn.record.phase = match how {
+        End::Shutdown => Phase::Stopped,
+        End::Failure => {
+            tracing::error!(machine = %machine.name(), reason, "a machine has crashed");
+            Phase::Crashed { reason }
+        }
+    };
     turn.record.process = None;
     turn.record.since_ms = crate::now_ms();
     host.leave_home(&mut turn.record);
@@ -68,4 +71,24 @@ fn record_end(host: &Weak<Daemon>, machine: &Weak<Machine>, phase: Phase) {
         return;
     }
     host.self_starts.ended(machine.name(), turn.record.settings.restart, how);
+}
+
+/// Why a machine has crashed whose QEMU ended, with the last line that it wrote.
+fn reason(output: &str) -> String {
+    let last = output.lines().rev().map(str::trim).find(|line| !line.is_empty());
+    last.map_or_else(|| "its QEMU ended".to_owned(), |line| format!("its QEMU ended: {line}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_crash_is_told_with_the_last_line_that_qemu_wrote() {
+        assert_eq!(reason(""), "its QEMU ended");
+        assert_eq!(
+            reason("qemu: warning: old\nqemu: KVM internal error\n\n"),
+            "its QEMU ended: qemu: KVM internal error"
+        );
+    }
 }
