@@ -45,6 +45,18 @@ fn work_goes_on_while_a_machine_is_protected_and_a_spare_takes_the_place_of_a_lo
     assert_eq!(now["host"], "alpha", "{now}");
     assert_whole(&before, &cluster);
     assert_eq!(stream.stop().end, StreamEnd::Stopped);
+
+    // A guest that does not switch itself off stays protected, and one that does ends in order.
+    let gamma = cluster.host("gamma");
+    let refusal = gamma.refuse(&["stop", "web", "--timeout", "1s"]);
+    assert!(refusal.code == 4 && refusal.text.contains("did not shut down"), "{refusal:?}");
+    let epoch = protection(gamma)["epoch"].as_u64().expect("a machine that is protected as before");
+    wait_epochs(gamma, epoch + 5);
+    let mut stop = gamma.start_command(&["stop", "web"]);
+    cluster.witness(GUEST_ADDRESS).power_off().expect("a request to switch off");
+    assert!(stop.wait().expect("the command ends").success(), "{}", gamma.log_text());
+    gamma.wait_state("web", &["stopped"]);
+    cluster.host("alpha").wait_empty();
     // The capsule that was taken meanwhile is whole.
     cluster.host("alpha").run(&["show", "kept"]);
     cluster.host("alpha").run(&["verify"]);

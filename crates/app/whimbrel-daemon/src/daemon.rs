@@ -368,6 +368,13 @@ impl Daemon {
     /// Switches a machine off, by power button or at once. A machine that is off stays so.
     pub(crate) fn stop(&self, name: &MachineName, request: StopRequest) -> Result<MachineInfo, DaemonError> {
         let machine = self.machines.get(name)?;
+        let patience = request.timeout_s.map_or(POWERDOWN, Duration::from_secs);
+        if request.mode == StopMode::Powerdown {
+            match self.power_down_protected(&machine, patience) {
+                Some(Err(DaemonError::StillRunning { .. })) if request.force => {}
+                pressed => pressed.transpose().map(drop)?,
+            }
+        }
         self.unprotect_before_stop(name)?;
         self.self_starts.forget(name);
         {
@@ -377,7 +384,6 @@ impl Daemon {
             };
             if turn.running.is_some() {
                 if request.mode == StopMode::Powerdown {
-                    let patience = request.timeout_s.map_or(POWERDOWN, Duration::from_secs);
                     match turn.running()?.powerdown(patience) {
                         Err(RunningError::StillRunning { .. }) if request.force => {}
                         pressed => pressed?,

@@ -12,12 +12,17 @@ use crate::{
 };
 use std::{
     sync::{Arc, mpsc},
-    time::Instant,
+    time::{Duration, Instant},
 };
 use whimbrel_api::{BalloonTarget, CaptureReport, FailoverRequest, Operation, ProtectState};
 use whimbrel_capture::AfterCapture;
 use whimbrel_core::{HostName, MachineName};
 use whimbrel_vm::{CaptureBreaks, CapturedArrays, RunningMachine};
+
+/// Interval at which a guest that switches itself off is looked at.
+const OFF_POLL: Duration = Duration::from_millis(50);
+/// Longest wait for qemu-ga.
+const AGENT: Duration = Duration::from_secs(2);
 
 impl Daemon {
     /// Takes a capsule of a machine that is protected now; none if it is not.
@@ -69,8 +74,43 @@ impl Daemon {
         Some(self.failover(name, FailoverRequest::default()))
     }
 
+    /// Presses the power button of a machine that is protected now; none if it is not. Its protection ends
+    /// when the guest has switched itself off: one that does not stays protected.
+    pub(crate) fn power_down_protected(
+        &self,
+        machine: &Machine,
+        patience: Duration,
+    ) -> Option<Result<(), DaemonError>> {
+        let pressed = self.work_protected(machine.name(), |_, live| {
+            let failed = |source| DaemonError::Qemu { action: "press the power button", source };
+            live.qemu.powerdown().map_err(|source| failed(source.into()))
+        })?;
+        let is_on = || machine.info().pid.is_some();
+        let begun = Instant::now();
+        let mut is_asked = false;
+        while pressed.is_ok() && is_on() {
+            if begun.elapsed() >= patience {
+                return Some(Err(DaemonError::StillRunning { seconds: patience.as_secs() }));
+            }
+            if begun.elapsed() >= patience / 3 && !is_asked {
+                is_asked = true;
+                ask_agent(machine);
+            }
+            std::thread::sleep(OFF_POLL);
+        }
+        Some(pressed)
+    }
+
     fn protected_now(&self, name: &MachineName) -> Option<Arc<ProtectionHandle>> {
         self.protections.handle(name).filter(|handle| handle.standing().0 == ProtectState::Protected)
+    }
+}
+
+/// Has qemu-ga switch the guest off, if the guest has it.
+fn ask_agent(machine: &Machine) {
+    let Ok(agent) = machine.qemu_ga() else { return };
+    if let Err(error) = agent.session(AGENT).and_then(|mut session| session.shut_down()) {
+        tracing::debug!(%error, "qemu-ga does not shut the guest down");
     }
 }
 
