@@ -98,6 +98,7 @@ export const ACTIONS: Action[] = [
       host: given.host,
       mode: given.mode,
       ...(given.downtime ? { downtime_max_ms: Number(given.downtime) } : {}),
+      ...(given.rate ? { rate_max: Math.round((Number(given.rate) * 1e6) / 8) } : {}),
     }),
   },
   {
@@ -149,6 +150,7 @@ async function askMigrate(machines: MachineInfo[]): Promise<Answers | undefined>
         ],
       },
       { name: "downtime", label: "Longest downtime in ms", kind: "number", optional: true },
+      { name: "rate", label: "Highest rate in Mbit/s", kind: "number", optional: true },
     ],
     button: "Migrate",
   });

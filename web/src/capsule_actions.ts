@@ -64,6 +64,19 @@ async function clone(capsule: CapsuleInfo): Promise<void> {
   await act(`Clone ${capsuleName(capsule)}`, "POST /v1/clone", [], body);
 }
 
+async function rewind(capsule: CapsuleInfo): Promise<void> {
+  const given = await ask({
+    title: `Rewind to ${capsuleName(capsule)}`,
+    text: "The machine goes on from this state. What it is now becomes a capsule first, so nothing is lost.",
+    fields: [{ name: "machine", label: "Machine", value: capsule.machine }],
+    button: "Rewind",
+    danger: true,
+  });
+  if (!given) return;
+  const body = { capsule: capsule.id };
+  await act(`Rewind ${given.machine}`, "POST /v1/machines/{name}/rewind", [given.machine!], body);
+}
+
 async function tag(capsule: CapsuleInfo): Promise<void> {
   const given = await ask({
     title: `Tag ${short(capsule.id)}`,
@@ -103,6 +116,7 @@ export interface CapsuleAction {
 export function capsuleActions(capsule: CapsuleInfo): CapsuleAction[] {
   const all: (CapsuleAction | false)[] = [
     may("POST /v1/resume") && { name: "Resume", run: resume },
+    may("POST /v1/machines/{name}/rewind") && capsule.active && { name: "Rewind", run: rewind },
     may("POST /v1/clone") && { name: "Clone", run: clone },
     may("PUT /v1/tags/{tag}") && { name: "Tag", run: tag },
     may("DELETE /v1/capsules/{capsule}") &&

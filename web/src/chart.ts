@@ -1,6 +1,8 @@
-// Rounds of a capture or migration as a chart. Built into a file of its own, which comes when it is needed.
+// Charts: rounds of a capture or migration, and what a machine uses. Built into a file of its own, which comes
+// when it is needed.
 import uPlot from "uplot";
 import { bytes } from "./format";
+import type { Rates } from "./usage";
 
 export interface Round {
   ms: number;
@@ -9,8 +11,9 @@ export interface Round {
   downtime_ms?: number | null;
 }
 
-export interface RoundsChart {
-  show(rounds: Round[]): void;
+/** A chart that stands in its place. */
+export interface Drawn<Point> {
+  show(points: Point[]): void;
   close(): void;
 }
 
@@ -23,12 +26,29 @@ const LEAST = 1024;
  * Draws what each round sent and left, and the downtime that it predicted. Rounds stand side by side, since the
  * first takes most of the time, and bytes are on a logarithm, since each sends a part of the one before.
  */
-export function drawRounds(place: HTMLElement, rounds: Round[]): RoundsChart {
-  const plot = new uPlot(options(place), points(rounds), place);
+export const drawRounds = (place: HTMLElement, rounds: Round[]): Drawn<Round> =>
+  draw(place, roundOptions(place), rounds, points);
+
+/** Draws processor time, network and disks over the time of day. */
+export const drawUsage = (place: HTMLElement, rates: Rates[]): Drawn<Rates> =>
+  draw(place, usageOptions(place), rates, (all) => [
+    all.map((one) => one.at),
+    all.map((one) => 100 * one.cpu),
+    all.map((one) => one.received + one.sent),
+    all.map((one) => one.read + one.written),
+  ]);
+
+function draw<Point>(
+  place: HTMLElement,
+  options: uPlot.Options,
+  first: Point[],
+  data: (points: Point[]) => uPlot.AlignedData,
+): Drawn<Point> {
+  const plot = new uPlot(options, data(first), place);
   const resized = new ResizeObserver(() => plot.setSize({ width: width(place), height: HEIGHT }));
   resized.observe(place);
   return {
-    show: (next) => plot.setData(points(next)),
+    show: (next) => plot.setData(data(next)),
     close: () => {
       resized.disconnect();
       plot.destroy();
@@ -38,7 +58,8 @@ export function drawRounds(place: HTMLElement, rounds: Round[]): RoundsChart {
 
 const width = (place: HTMLElement): number => Math.max(place.clientWidth - 8, 200);
 
-function options(place: HTMLElement): uPlot.Options {
+/** Colours of the page, and what all axes have. */
+function style(place: HTMLElement) {
   const colour = (name: string) => getComputedStyle(place).getPropertyValue(name).trim();
   const line = { stroke: colour("--line"), width: 1 };
   const axis = {
@@ -49,6 +70,53 @@ function options(place: HTMLElement): uPlot.Options {
     font: "12px system-ui",
     labelFont: "12px system-ui",
   };
+  return { colour, line, axis };
+}
+
+const timeOfDay = (seconds: number): string => new Date(1000 * seconds).toLocaleTimeString();
+
+function usageOptions(place: HTMLElement): uPlot.Options {
+  const { colour, axis } = style(place);
+  const rate = (_: uPlot, value: number | null) => (value === null ? "–" : `${bytes(value)}/s`);
+  const share = (_: uPlot, value: number | null) => (value === null ? "–" : `${Math.round(value)} %`);
+  const curve = (label: string, scale: string, name: string, value: typeof rate): uPlot.Series => ({
+    label,
+    scale,
+    stroke: colour(name),
+    width: 1.5,
+    points: { show: false },
+    value,
+  });
+  return {
+    width: width(place),
+    height: HEIGHT,
+    scales: {
+      cpu: { range: (_, __, max) => [0, Math.max(max, 1) * 1.1] },
+      rate: { range: (_, __, max) => [0, Math.max(max, LEAST) * 1.1] },
+    },
+    series: [
+      { label: "Time" },
+      curve("CPU", "cpu", "--accent", share),
+      curve("Network", "rate", "--warn", rate),
+      curve("Disks", "rate", "--bad", rate),
+    ],
+    axes: [
+      { ...axis, size: 36, grid: { show: false }, space: 90, values: (_, all) => all.map(timeOfDay) },
+      { ...axis, scale: "cpu", size: 56, values: (_, all) => all.map((one) => `${one} %`) },
+      {
+        ...axis,
+        scale: "rate",
+        side: 1,
+        size: 80,
+        grid: { show: false },
+        values: (_, all) => all.map((one) => `${bytes(one)}/s`),
+      },
+    ],
+  };
+}
+
+function roundOptions(place: HTMLElement): uPlot.Options {
+  const { colour, line, axis } = style(place);
   // Every power of two has a place on the axis; every fifth gets a line and a name.
   const fifth: uPlot.Axis.Filter = (_, all) => all.map((one) => (Math.log2(one) % 5 === 0 ? one : null));
   const size = (_: uPlot, value: number | null) => (value === null ? "–" : bytes(value));

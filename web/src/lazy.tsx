@@ -4,9 +4,11 @@ import { openConsole } from "./api";
 import { bytes, count, duration } from "./format";
 import { Table } from "./parts";
 import type { RoundInfo } from "./schema";
+import type { Rates } from "./usage";
 
 type ConsoleModule = typeof import("./console");
 type ChartModule = typeof import("./chart");
+type Drawn<Point> = import("./chart").Drawn<Point>;
 
 // The build leaves these imports as they are, so they name files of the daemon.
 const consoleModule = (): Promise<ConsoleModule> => import(/* @vite-ignore */ "/console.js" as string);
@@ -58,16 +60,24 @@ export function Console({ name }: { name: string }) {
   );
 }
 
-/** Rounds as a chart, and as a table for those who do not see it. */
-export function Rounds({ rounds }: { rounds: RoundInfo[] }) {
+/** A chart that goes on while its points do. */
+function Chart<Point>({
+  draw,
+  points,
+  label,
+}: {
+  draw: (module: ChartModule, place: HTMLElement, points: Point[]) => Drawn<Point>;
+  points: Point[];
+  label: string;
+}) {
   const place = useRef<HTMLDivElement>(null);
-  const chart = useRef<{ show(rounds: RoundInfo[]): void; close(): void } | null>(null);
+  const chart = useRef<Drawn<Point> | null>(null);
   const [ready, setReady] = useState(false);
   useEffect(() => {
     let live = true;
     void chartModule().then((module) => {
       if (!live || !place.current) return;
-      chart.current = module.drawRounds(place.current, rounds);
+      chart.current = draw(module, place.current, points);
       setReady(true);
     });
     return () => {
@@ -77,16 +87,31 @@ export function Rounds({ rounds }: { rounds: RoundInfo[] }) {
   }, []);
   useEffect(() => {
     if (!chart.current || !place.current) return;
-    chart.current.show(rounds);
-    place.current.dataset.drawn = String(rounds.length);
-  }, [rounds, ready]);
+    chart.current.show(points);
+    place.current.dataset.drawn = String(points.length);
+  }, [points, ready]);
+  return <div class="chart" ref={place} role="img" aria-label={label} />;
+}
+
+/** What a machine used in the last minutes; the text above has the newest figures. */
+export function UsageChart({ rates }: { rates: Rates[] }) {
+  return (
+    <Chart
+      draw={(module, place, points) => module.drawUsage(place, points)}
+      points={rates}
+      label="Chart of what the machine used; the figures above are the newest of it"
+    />
+  );
+}
+
+/** Rounds as a chart, and as a table for those who do not see it. */
+export function Rounds({ rounds }: { rounds: RoundInfo[] }) {
   return (
     <>
-      <div
-        class="chart"
-        ref={place}
-        role="img"
-        aria-label="Chart of the rounds; the table below has its figures"
+      <Chart
+        draw={(module, place, points) => module.drawRounds(place, points)}
+        points={rounds}
+        label="Chart of the rounds; the table below has its figures"
       />
       <Table
         label="Rounds"

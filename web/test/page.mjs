@@ -1,5 +1,6 @@
-// What a person does with the page, with a real machine behind it: looks, types into its console, saves it,
-// stops and starts it, suspends and resumes it, and watches it migrate.
+// What a person does with the page, with a real machine behind it: looks, types into its console, saves and
+// rewinds it, stops and starts it, suspends and resumes it, clones it, protects the clone and switches it
+// over, cancels a migration, and watches another.
 import {
   answer,
   check,
@@ -129,6 +130,66 @@ async function hearsWhatHappens(browser) {
   await page.context().close();
 }
 
+/** The row of a table whose link has this name. */
+const rowOf = (page, name) =>
+  page.getByRole("row").filter({ has: page.getByRole("link", { name, exact: true }) });
+
+async function seesWhatItUses(page) {
+  await go(page, "machines/web");
+  const used = page.getByRole("region", { name: "Use" });
+  await used.getByText(/ % of 100 %/).waitFor();
+  await used.locator(".chart canvas").waitFor();
+  await inspect(page, "what a machine uses");
+  await picture(page, "use");
+  await go(page, "machines");
+  await rowOf(page, "web")
+    .getByText(/^\d+ %$/)
+    .waitFor();
+}
+
+async function rewindsIt(page) {
+  await go(page, "capsules");
+  await page.getByRole("button", { name: "Rewind first", exact: true }).click();
+  await answer(page, "Rewind");
+  await page.getByText("Rewind web: done").waitFor();
+  // What it was before is a capsule with a tag.
+  await go(page, "machines/web/capsules");
+  await page
+    .getByText(/^rewound\./)
+    .first()
+    .waitFor();
+  await state(page, "running").waitFor();
+}
+
+async function clonesAndProtectsIt(page) {
+  await go(page, "capsules");
+  await page.getByRole("button", { name: "Clone first", exact: true }).click();
+  await answer(page, "Clone", { "Prefix of their names": "copy", "How many": "1" });
+  await page.getByText("Clone first: done").waitFor();
+  await go(page, "machines/copy-1/protection");
+  await page.getByRole("button", { name: "Protect", exact: true }).click();
+  await answer(page, "Protect", { Standby: "beta" });
+  await page.getByText("Protect copy-1: done").waitFor();
+  await page.getByText("Last epoch").waitFor();
+  await inspect(page, "a protection");
+  await picture(page, "protection");
+  await page.getByRole("button", { name: "Switch over" }).click();
+  await answer(page, "Switch over");
+  await page.getByText("Failover copy-1: done").waitFor();
+}
+
+async function cancelsAMigration(page) {
+  await go(page, "machines/web");
+  await page.getByRole("button", { name: "Migrate" }).click();
+  // Minutes, at this rate.
+  await answer(page, "Migrate", { Target: "beta", "Highest rate in Mbit/s": "1" });
+  await go(page, "operations");
+  await page.getByRole("button", { name: "Cancel migrate web" }).first().click();
+  await rowOf(page, "migrate").first().getByText("cancelled").waitFor();
+  await go(page, "machines/web");
+  await state(page, "running").waitFor();
+}
+
 async function suspendsAndResumesIt(page) {
   await go(page, "machines/web");
   await page.getByRole("button", { name: "Suspend" }).click();
@@ -174,7 +235,7 @@ async function watchesAMigration(page) {
   await page.getByText(/^to beta: downtime/).waitFor();
   await picture(page, "operation");
   await go(page, "migrations");
-  await page.getByRole("link", { name: "web", exact: true }).click();
+  await page.getByRole("link", { name: "web", exact: true }).first().click();
   await page.getByRole("heading", { name: "web to beta" }).waitFor();
   await page.locator(".chart canvas").waitFor();
   await inspect(page, "a migration");
@@ -248,11 +309,15 @@ await run(async (browser) => {
   await step("checkpoint", () => savesIt(page));
   await step("schedule", () => schedulesWork(page));
   await step("live", () => hearsWhatHappens(browser));
+  await step("use", () => seesWhatItUses(page));
   await step("looks", () => looksAtEverything(browser));
+  await step("rewind", () => rewindsIt(page));
   await step("suspend", () => suspendsAndResumesIt(page));
   await step("stop", () => stopsAndStartsIt(page));
   // It has to have come up again, or it has nothing to migrate but its firmware.
   await step("console after a start", () => typesIntoTheConsole(page));
+  await step("cancel", () => cancelsAMigration(page));
+  await step("protection", () => clonesAndProtectsIt(page));
   await step("migration", () => watchesAMigration(page));
   await step("a token's end", () => endsWithItsToken(browser));
 });

@@ -4,7 +4,7 @@ import { may } from "../api";
 import { ask } from "../dialog";
 import { bytes, duration, plural, time } from "../format";
 import { Bar, Facts, Head, Loaded, Section, Table } from "../parts";
-import type { HostInfo, NewToken, TokenInfo, TrustEntry } from "../schema";
+import type { HostInfo, HostMemory, NewToken, TokenInfo, TrustEntry } from "../schema";
 import { act, usePoll } from "../state";
 
 export function Host() {
@@ -25,12 +25,27 @@ export function Host() {
               ["Public key", <code>{host.public_key}</code>],
             ]}
           />
+          {host.memory && <Memory memory={host.memory} />}
           <Store host={host} />
           {may("GET /v1/trust") && <Trust />}
           {may("GET /v1/tokens") && <Tokens />}
         </>
       )}
     </Loaded>
+  );
+}
+
+function Memory({ memory }: { memory: HostMemory }) {
+  return (
+    <Section title="Memory">
+      <Bar done={memory.total - memory.spare} total={memory.total} label="Memory that is used or promised" />
+      <Facts
+        facts={[
+          ["Of the host", bytes(memory.total)],
+          ["Left for new machines", bytes(memory.spare)],
+        ]}
+      />
+    </Section>
   );
 }
 

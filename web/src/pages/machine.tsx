@@ -3,12 +3,13 @@ import { useEffect, useState } from "preact/hooks";
 import { Actions, failover, protect, unprotect } from "../actions";
 import { consoleLog, Failure, may } from "../api";
 import { ask } from "../dialog";
-import { age, bytes, count, duration, short, time } from "../format";
-import { Console } from "../lazy";
+import { age, bytes, count, duration, percent, short, time } from "../format";
+import { Console, UsageChart } from "../lazy";
 import { heard } from "../live";
 import { Bar, Facts, Head, Loaded, moves, Section, StateBadge, Table } from "../parts";
 import type { GraphNode, HostEvent, MachineInfo, NetworkInfo, ProtectionInfo } from "../schema";
 import { act, usePoll } from "../state";
+import { useUsage } from "../usage";
 import { CapsuleTree } from "./capsules";
 
 const TABS = [
@@ -100,6 +101,7 @@ function Overview({ machine }: { machine: MachineInfo }) {
           ["Taken over", taken_over && `from ${taken_over.from}, ${time(taken_over.at_ms)}`],
         ]}
       />
+      {machine.pid && <Usage machine={machine} />}
       <Section title="Disks">
         <Table
           label="Disks"
@@ -130,6 +132,27 @@ function Overview({ machine }: { machine: MachineInfo }) {
       <Published name={machine.name} />
       <Events of={machine.name} title="What happened" />
     </>
+  );
+}
+
+/** What the machine uses now and has used while this page was open. */
+function Usage({ machine }: { machine: MachineInfo }) {
+  const rates = useUsage().get(machine.name) ?? [];
+  const now = rates.at(-1);
+  if (!now) return null;
+  const both = (into: number, out: number) => `${bytes(into)}/s in, ${bytes(out)}/s out`;
+  return (
+    <Section title="Use">
+      <Facts
+        facts={[
+          ["CPU", `${percent(now.cpu)} of ${percent(machine.cpus)}`],
+          ["Memory of the host", bytes(now.resident)],
+          ["Network", both(now.received, now.sent)],
+          ["Disks", `${bytes(now.read)}/s read, ${bytes(now.written)}/s written`],
+        ]}
+      />
+      <UsageChart rates={rates} />
+    </Section>
   );
 }
 

@@ -2,10 +2,11 @@
 import { useState } from "preact/hooks";
 import { Actions } from "../actions";
 import { may } from "../api";
-import { age, bytes, plural } from "../format";
+import { age, bytes, percent, plural } from "../format";
 import { type Column, Head, Loaded, StateBadge, stateText, Table, moves } from "../parts";
 import type { MachineInfo } from "../schema";
 import { usePoll } from "../state";
+import { type Rates, useUsage } from "../usage";
 
 const owned = (machine: MachineInfo): number => machine.disks.reduce((sum, disk) => sum + disk.owned, 0);
 const size = (machine: MachineInfo): number => machine.disks.reduce((sum, disk) => sum + disk.size, 0);
@@ -31,6 +32,7 @@ export function Machines() {
   const polled = usePoll<MachineInfo[]>("GET /v1/machines", [], 2000, (all) => all.some(moves));
   const [filter, setFilter] = useState("");
   const [chosen, choose] = useState<Set<string>>(new Set());
+  const usage = useUsage();
   const all = polled.data ?? [];
   const text = filter.trim().toLowerCase();
   const shown = all.filter((one) =>
@@ -76,7 +78,7 @@ export function Machines() {
         {() => (
           <Table
             label="Machines"
-            columns={columns(chosen, toggle)}
+            columns={columns(chosen, toggle, (name) => usage.get(name)?.at(-1))}
             rows={shown}
             rowKey={(one) => one.name}
             selected={(one) => chosen.has(one.name)}
@@ -92,7 +94,15 @@ export function Machines() {
   );
 }
 
-function columns(chosen: Set<string>, toggle: (names: string[], on: boolean) => void): Column<MachineInfo>[] {
+function columns(
+  chosen: Set<string>,
+  toggle: (names: string[], on: boolean) => void,
+  used: (name: string) => Rates | undefined,
+): Column<MachineInfo>[] {
+  const now = (machine: MachineInfo, show: (rates: Rates) => string) => {
+    const rates = used(machine.name);
+    return rates ? show(rates) : "–";
+  };
   const box: Column<MachineInfo> = {
     name: "Selection",
     unseen: true,
@@ -111,7 +121,20 @@ function columns(chosen: Set<string>, toggle: (names: string[], on: boolean) => 
     { name: "State", cell: (one) => <StateBadge state={one.state} /> },
     { name: "For", kind: "number", cell: (one) => age(one.since_ms) },
     { name: "CPUs", kind: "number", minor: true, cell: (one) => one.cpus },
+    { name: "CPU use", kind: "number", cell: (one) => now(one, (rates) => percent(rates.cpu)) },
     { name: "Memory", kind: "number", cell: (one) => bytes(one.memory) },
+    {
+      name: "Memory used",
+      kind: "number",
+      minor: true,
+      cell: (one) => now(one, (rates) => bytes(rates.resident)),
+    },
+    {
+      name: "Network",
+      kind: "number",
+      minor: true,
+      cell: (one) => now(one, (rates) => `${bytes(rates.received + rates.sent)}/s`),
+    },
     {
       name: "Disks",
       kind: "number",

@@ -34,6 +34,20 @@ pub struct HostInfo {
     pub uptime_s: u64,
     /// Usage of the store.
     pub store: StoreUsage,
+    /// Memory for machines; not told by earlier daemons.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<HostMemory>,
+}
+
+/// Memory of a host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct HostMemory {
+    /// All memory of the host.
+    #[schema(value_type = u64)]
+    pub total: ByteSize,
+    /// What is left for new machines: neither used nor promised to a machine.
+    #[schema(value_type = u64)]
+    pub spare: ByteSize,
 }
 
 /// Content and size of a store.

@@ -35,6 +35,7 @@ mod schedule;
 mod settings;
 mod token;
 mod transfer;
+mod usage;
 
 pub use capsule::{
     CapsuleDiff, CapsuleInfo, CapsuleRef, CapsuleRefError, ConfigChange, ExportFormat, ExportRequest,
@@ -50,7 +51,7 @@ pub use guest::{
     ExecRequest, ExecResult, FileContent, FileReadRequest, FileWriteRequest, MirroredWrites, SelfService,
     ThrottleReport,
 };
-pub use host::{CpuBaseline, CpuBaselineRequest, CpuHost, HostInfo, StoreUsage, TrustEntry};
+pub use host::{CpuBaseline, CpuBaselineRequest, CpuHost, HostInfo, HostMemory, StoreUsage, TrustEntry};
 pub use image::{
     CHECKSUM_LABEL, IMAGE_LABEL, ImageName, ImageOffer, ImageOffers, ImagePullRequest, USER_LABEL,
 };
@@ -91,3 +92,4 @@ pub use transfer::{
     BucketCapsule, BucketRequest, CacheAddRequest, CacheInfo, CacheSource, PullRequest, PushRequest,
     RemoteCapsule, RepairRequest, TransferReport, Uploads,
 };
+pub use usage::MachineUsage;

@@ -50,7 +50,7 @@ mod tests {
             ApiError BalloonRequest BucketRequest CacheAddRequest CacheInfo CallerInfo CapsuleDiff CapsuleInfo CapsuleRef
             CheckpointRequest CloneRequest CpuBaseline CpuBaselineRequest DeriveRequest DirtyTraceRequest EvacuateRequest ExecRequest ExecResult ExportRequest
             FailoverRequest FileContent FileReadRequest FileWriteRequest GoldenMatch GraphNode HostEvent HostInfo ImageOffers ImagePullRequest ImportRequest
-            KeyChangeRequest MachineInfo MatchRequest MigrateRequest MigrationRecord NetworkInfo NetworkRequest
+            KeyChangeRequest MachineInfo MachineUsage MatchRequest MigrateRequest MigrationRecord NetworkInfo NetworkRequest
             NewToken Operation OutdatedReport PortsRequest PreviousCapsule PromoteReport PromoteRequest
             ProtectRequest PublishedPort PullRequest PushRequest RefRights RefVersion RemoteCapsule
             RenameRequest RepairRequest ResolveRequest ResumeRequest RewindRequest RunRequest ScheduleInfo ScheduleReport

@@ -95,6 +95,8 @@ calls! {
     GET host() -> HostInfo: HOST;
     /// All machines of the host.
     GET machines() -> Vec<MachineInfo>: MACHINES;
+    /// Processor time, memory and traffic of all machines that have processes.
+    GET usage() -> Vec<MachineUsage>: USAGE;
     /// Information about one machine.
     GET machine(name: &MachineName) -> MachineInfo: routes::path(MACHINE, name);
     /// Creates a machine and starts it.

@@ -10,7 +10,7 @@ use crate::{
         cleanup::Cleanup,
         cloud_init,
         entry::Machine,
-        firmware, folder,
+        firmware, folder, memory_room,
         prestarted_qemu::PrestartedQemus,
         record::{DiskBase, Phase, Record},
         registry::MachineRegistry,
@@ -202,6 +202,7 @@ impl Daemon {
             machines: self.machines.all().len() as u32,
             uptime_s: self.started.elapsed().as_secs(),
             store: self.store_usage()?,
+            memory: memory_room::host_memory(&self.memory),
         })
     }
 

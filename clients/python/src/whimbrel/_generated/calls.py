@@ -30,6 +30,7 @@ from .models import (
     ImportFormat,
     MachineInfo,
     MachineSettings,
+    MachineUsage,
     MigrateMode,
     MigrationRecord,
     MoveNetwork,
@@ -1037,6 +1038,11 @@ class Calls(ABC):
         version.
         """
         answer: MachineInfo = self._json("POST", f"/v1/machines/{quote(name)}/upgrade")
+        return answer
+
+    def usage(self) -> list[MachineUsage]:
+        """Processor time, memory and traffic of all machines that have processes."""
+        answer: list[MachineUsage] = self._json("GET", "/v1/usage")
         return answer
 
     def verify(self) -> Operation:
@@ -2059,6 +2065,11 @@ class AsyncCalls(ABC):
         version.
         """
         answer: MachineInfo = await self._json("POST", f"/v1/machines/{quote(name)}/upgrade")
+        return answer
+
+    async def usage(self) -> list[MachineUsage]:
+        """Processor time, memory and traffic of all machines that have processes."""
+        answer: list[MachineUsage] = await self._json("GET", "/v1/usage")
         return answer
 
     async def verify(self) -> Operation:

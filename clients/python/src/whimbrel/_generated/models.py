@@ -918,6 +918,7 @@ class HostInfo(TypedDict):
     listen: NotRequired[str | None]
     #: Number of machines.
     machines: int
+    memory: NotRequired[HostMemory | None]
     #: Name of the host, by which other hosts trust it.
     name: Name
     #: Process id of the daemon.
@@ -932,6 +933,15 @@ class HostInfo(TypedDict):
     uptime_s: int
     #: Version of the daemon.
     version: str
+
+
+class HostMemory(TypedDict):
+    """Memory of a host."""
+
+    #: What is left for new machines: neither used nor promised to a machine.
+    spare: int
+    #: All memory of the host.
+    total: int
 
 
 class HostPort(TypedDict):
@@ -1186,6 +1196,28 @@ class MachineStateUnreadable(TypedDict):
     kind: Literal["unreadable"]
     #: Defect of the record.
     reason: str
+
+
+class MachineUsage(TypedDict):
+    """Totals of a machine that has processes, since they were started. Two readings give its rates.
+    """
+
+    #: Time of the reading.
+    at_ms: int
+    #: Processor time of its QEMU and of the process that serves it.
+    cpu_ms: int
+    #: Name of the machine on this host.
+    name: Name
+    #: Bytes that the guest read from its disks.
+    read: int
+    #: Bytes that the guest received from its networks.
+    received: int
+    #: Memory of these processes on the host.
+    resident: int
+    #: Bytes that the guest sent to its networks.
+    sent: int
+    #: Bytes that the guest wrote to its disks.
+    written: int
 
 
 class MatchRequest(TypedDict):
@@ -2902,6 +2934,7 @@ __all__ = [
     "HostEventSettings",
     "HostEventTakeover",
     "HostInfo",
+    "HostMemory",
     "HostPort",
     "ImageDiff",
     "ImageInfo",
@@ -2928,6 +2961,7 @@ __all__ = [
     "MachineStateStopped",
     "MachineStateSuspended",
     "MachineStateUnreadable",
+    "MachineUsage",
     "MatchRequest",
     "MigrateMode",
     "MigrateRequest",

@@ -3,8 +3,9 @@
 
 use crate::{core::error::DaemonError, daemon::Daemon};
 use std::time::Duration;
+use whimbrel_api::HostMemory;
 use whimbrel_core::ByteSize;
-use whimbrel_vm::Reservation;
+use whimbrel_vm::{Reservation, Reservations};
 
 /// How long to wait for ended machines to free their memory, which happens at gigabytes a second.
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -32,6 +33,13 @@ impl Daemon {
         let ended = self.prestarted.end_all();
         self.cleanup.wait(CLEANUP_TIMEOUT) || ended
     }
+}
+
+/// Memory of this host, if the system tells what is free.
+pub(crate) fn host_memory(reservations: &Reservations) -> Option<HostMemory> {
+    let all = rustix::system::sysinfo();
+    let total = ByteSize(all.totalram * u64::from(all.mem_unit));
+    Some(HostMemory { total, spare: ByteSize(reservations.spare().ok()?) })
 }
 
 #[cfg(test)]

@@ -106,6 +106,7 @@ pub(crate) fn router(host: Arc<Daemon>, access: Arc<Access>) -> Router {
 fn list_routes(calls: Calls) -> Calls {
     lists! { calls;
         Machines () => |host, asker| machines(host).map(|all| asker.machines(all));
+        Usage () => |host, asker| Ok(asker.usage(host.machines.usage()));
         Migrations () => |host, asker| host.past_migrations().map(|all| asker.migrations(all));
         Networks () => |host, asker| {
             Ok(host.networks.list().into_iter().map(|network| asker.network(network)).collect::<Vec<_>>())

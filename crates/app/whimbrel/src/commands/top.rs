@@ -10,13 +10,8 @@ use crate::{
     table::{count, span, table},
 };
 use serde::Serialize;
-use std::{
-    collections::HashMap,
-    fs,
-    io::IsTerminal,
-    time::{Duration, Instant},
-};
-use whimbrel_api::{HostInfo, MachineInfo};
+use std::{collections::HashMap, io::IsTerminal, time::Duration};
+use whimbrel_api::{HostInfo, MachineInfo, MachineUsage};
 use whimbrel_core::{ByteSize, MachineName};
 
 const EXAMPLES: &str = "\
@@ -25,7 +20,7 @@ Examples:
   whimbrel top --interval 500ms
   whimbrel top --count 1 --json";
 
-/// Show CPU, memory and disk use of the machines until Ctrl-C
+/// Show CPU, memory, network and disk use of the machines until Ctrl-C
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -44,26 +39,45 @@ const CLEAR: &[u8] = b"\x1b[H\x1b[2J";
 #[derive(Debug, Serialize)]
 struct Look {
     host: HostInfo,
-    machines: Vec<Usage>,
+    machines: Vec<Row>,
 }
 
 #[derive(Debug, Serialize)]
-struct Usage {
+struct Row {
     machine: MachineInfo,
-    /// Percent of one CPU since the last update; none at the first one.
-    cpu_percent: Option<f64>,
-    /// Resident memory of the QEMU process.
-    resident_bytes: Option<u64>,
+    /// Totals since its processes were started; none of a machine that has none.
+    usage: Option<MachineUsage>,
+    /// None at the first look.
+    rates: Option<Rates>,
 }
 
-/// CPU time that each machine had used at the last update.
-#[derive(Debug, Default)]
-struct Before(HashMap<MachineName, (Instant, Duration)>);
+/// Use since the look before.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+struct Rates {
+    /// Percent of one CPU.
+    cpu_percent: f64,
+    /// Bytes a second to and from networks.
+    network: f64,
+    /// Bytes a second to and from disks.
+    disks: f64,
+}
+
+impl Rates {
+    /// None if the processes are others than before, which begin to count anew.
+    fn between(before: &MachineUsage, now: &MachineUsage) -> Option<Self> {
+        let elapsed = now.at_ms.checked_sub(before.at_ms).filter(|ms| *ms > 0)? as f64;
+        let cpu = now.cpu_ms.checked_sub(before.cpu_ms)? as f64;
+        let network = (now.received + now.sent).checked_sub(before.received + before.sent)? as f64;
+        let disks = (now.read + now.written).checked_sub(before.read + before.written)? as f64;
+        let a_second = |bytes| 1000.0 * bytes / elapsed;
+        Some(Self { cpu_percent: 100.0 * cpu / elapsed, network: a_second(network), disks: a_second(disks) })
+    }
+}
 
 impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
         let interval = self.interval.0.max(Duration::from_millis(100));
-        let mut before = Before::default();
+        let mut before = HashMap::new();
         let mut looks = 0;
         loop {
             let look = poll(context, &mut before).await?;
@@ -86,63 +100,38 @@ impl Args {
     }
 }
 
-async fn poll(context: &Context, before: &mut Before) -> Result<Look, CliError> {
+async fn poll(context: &Context, before: &mut HashMap<MachineName, MachineUsage>) -> Result<Look, CliError> {
     let host = context.client.host().await?;
     let machines = context.client.machines().await?;
-    let machines = machines.into_iter().map(|machine| before.usage(machine)).collect();
+    let usage = context.client.usage().await?;
+    let mut usage: HashMap<_, _> = usage.into_iter().map(|one| (one.name.clone(), one)).collect();
+    let row = |machine: MachineInfo| {
+        let usage = usage.remove(&machine.name);
+        let rates = usage.as_ref().and_then(|now| Rates::between(before.get(&machine.name)?, now));
+        Row { machine, usage, rates }
+    };
+    let machines: Vec<Row> = machines.into_iter().map(row).collect();
+    *before =
+        machines.iter().filter_map(|row| Some((row.machine.name.clone(), row.usage.clone()?))).collect();
     Ok(Look { host, machines })
-}
-
-impl Before {
-    fn usage(&mut self, machine: MachineInfo) -> Usage {
-        let now = Instant::now();
-        let cpu = sum(&machine, cpu_time);
-        let last = cpu.and_then(|cpu| self.0.insert(machine.name.clone(), (now, cpu)));
-        let cpu_percent = cpu.zip(last).map(|(cpu, (then, last))| {
-            let elapsed = now.duration_since(then).as_secs_f64().max(1e-3);
-            100.0 * cpu.saturating_sub(last).as_secs_f64() / elapsed
-        });
-        Usage { cpu_percent, resident_bytes: sum(&machine, resident), machine }
-    }
-}
-
-/// Sum over QEMU and the process of its own that serves the machine, as far as they live.
-fn sum<T: std::iter::Sum>(machine: &MachineInfo, of: fn(u32) -> Option<T>) -> Option<T> {
-    let qemu = machine.pid.and_then(of)?;
-    let process = machine.process.as_ref().and_then(|process| of(process.pid));
-    Some([Some(qemu), process].into_iter().flatten().sum())
-}
-
-/// User and system time of a process (proc_pid_stat(5), fields 14 and 15, counted after the name in
-/// brackets).
-fn cpu_time(pid: u32) -> Option<Duration> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let fields: Vec<_> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-    let ticks: u64 = fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?;
-    Some(Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64))
-}
-
-/// Resident memory of a process in bytes (proc_pid_statm(5), field 2).
-fn resident(pid: u32) -> Option<u64> {
-    let statm = fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
-    let pages: u64 = statm.split_whitespace().nth(1)?.parse().ok()?;
-    Some(pages * rustix::param::page_size() as u64)
 }
 
 /// Update as text. On a terminal it replaces the previous one.
 fn screen(look: &Look) -> String {
-    let rows = look.machines.iter().map(|usage| {
+    let rate = |bytes: f64| format!("{}/s", ByteSize(bytes as u64));
+    let rows = look.machines.iter().map(|Row { machine, usage, rates }| {
         [
-            usage.machine.name.to_string(),
-            machine_text::state_of(&usage.machine),
-            usage.cpu_percent.map(|cpu| format!("{cpu:.0} %")).unwrap_or_default(),
-            usage.resident_bytes.map(|bytes| ByteSize(bytes).to_string()).unwrap_or_default(),
-            usage.machine.memory.to_string(),
-            ByteSize(usage.machine.disks.iter().map(|disk| disk.owned.0).sum()).to_string(),
-            protection_text::short(&usage.machine),
+            machine.name.to_string(),
+            machine_text::state_of(machine),
+            rates.map(|rates| format!("{:.0} %", rates.cpu_percent)).unwrap_or_default(),
+            usage.as_ref().map(|usage| usage.resident.to_string()).unwrap_or_default(),
+            machine.memory.to_string(),
+            rates.map(|rates| rate(rates.network)).unwrap_or_default(),
+            rates.map(|rates| rate(rates.disks)).unwrap_or_default(),
+            protection_text::short(machine),
         ]
     });
-    let titles = ["NAME", "STATE", "CPU", "RESIDENT", "MEMORY", "WRITTEN", "PROTECTION"];
+    let titles = ["NAME", "STATE", "CPU", "RESIDENT", "MEMORY", "NETWORK", "DISKS", "PROTECTION"];
     let table = table(titles, rows, "no machines");
     let host = &look.host;
     let up = span(Duration::from_secs(host.uptime_s));
@@ -160,11 +149,17 @@ fn screen(look: &Look) -> String {
 mod tests {
     use super::*;
 
+    fn usage(at_ms: u64, cpu_ms: u64, sent: u64) -> MachineUsage {
+        let name = "web".parse().unwrap();
+        let (resident, received, read, written) = (ByteSize(1), 3, 5, 7);
+        MachineUsage { name, at_ms, cpu_ms, resident, received, sent, read, written }
+    }
+
     #[test]
-    fn this_process_has_used_time_and_memory() {
-        let pid = std::process::id();
-        assert!(cpu_time(pid).is_some());
-        assert!(resident(pid).unwrap() > 1 << 16);
-        assert_eq!((cpu_time(u32::MAX), resident(u32::MAX)), (None, None));
+    fn rates_are_of_the_time_between_two_looks_at_the_same_processes() {
+        let rates = Rates::between(&usage(1000, 100, 0), &usage(3000, 1100, 4000)).unwrap();
+        assert_eq!(rates, Rates { cpu_percent: 50.0, network: 2000.0, disks: 0.0 });
+        assert_eq!(Rates::between(&usage(1000, 100, 0), &usage(3000, 99, 0)), None, "another process");
+        assert_eq!(Rates::between(&usage(1000, 100, 0), &usage(1000, 100, 0)), None, "no time");
     }
 }

@@ -65,6 +65,7 @@ endpoints! {
     Caller = GET CALLER: Viewer Host, "caller";
     OpenApi = GET OPENAPI: Viewer Host, "openapi";
     Machines = GET MACHINES: Viewer Listed, "ps";
+    Usage = GET USAGE: Viewer Listed, "top";
     Machine = GET MACHINE: Viewer Objects, "show";
     ConsoleLog = GET MACHINE_CONSOLE_LOG: Viewer Objects, "console --log";
     Migrations = GET MIGRATIONS: Viewer Listed, "migrations";

@@ -6,8 +6,8 @@ use crate::{
 };
 use std::collections::HashMap;
 use whimbrel_api::{
-    CapsuleInfo, EventKind, GraphNode, HostEvent, MachineInfo, MigrationRecord, NetworkInfo, Operation,
-    ScheduleInfo,
+    CapsuleInfo, EventKind, GraphNode, HostEvent, MachineInfo, MachineUsage, MigrationRecord, NetworkInfo,
+    Operation, ScheduleInfo,
 };
 use whimbrel_core::{CapsuleId, RefName};
 
@@ -18,6 +18,11 @@ impl Asker {
 
     pub(crate) fn machines(&self, mut all: Vec<MachineInfo>) -> Vec<MachineInfo> {
         all.retain(|machine| self.sees(Object::Machine(&machine.name)));
+        all
+    }
+
+    pub(crate) fn usage(&self, mut all: Vec<MachineUsage>) -> Vec<MachineUsage> {
+        all.retain(|usage| self.sees(Object::Machine(&usage.name)));
         all
     }
 

@@ -24,7 +24,7 @@ use whimbrel_api::TokenRequest;
 const DOCUMENTED: [(&str, &str); 3] = [
     (
         "viewer",
-        "GET /v1/host, GET /v1/caller, GET /v1/openapi.json, GET /v1/machines, \
+        "GET /v1/host, GET /v1/caller, GET /v1/openapi.json, GET /v1/machines, GET /v1/usage, \
          GET /v1/machines/{name}, GET /v1/machines/{name}/console/log, GET /v1/migrations, GET /v1/capsules, \
          GET /v1/capsules/{capsule}, GET /v1/capsules/{capsule}/log, GET /v1/capsules/{capsule}/graph, \
          GET /v1/graph, GET /v1/refs/{name}/history, GET /v1/capsules/{capsule}/diff/{other}, \

@@ -1,0 +1,34 @@
+//! What machines use of this host: totals of their processes, and of their ports and disks.
+
+use super::{entry::Machine, registry::MachineRegistry};
+use crate::now_ms;
+use whimbrel_api::MachineUsage;
+use whimbrel_core::ByteSize;
+use whimbrel_metrics::usage_of;
+
+impl MachineRegistry {
+    /// Reads what each machine that has a QEMU uses.
+    pub(crate) fn usage(&self) -> Vec<MachineUsage> {
+        self.all().iter().filter_map(|machine| machine.usage()).collect()
+    }
+}
+
+impl Machine {
+    fn usage(&self) -> Option<MachineUsage> {
+        let info = self.info();
+        let qemu = info.pid.and_then(usage_of)?;
+        let own = info.process.and_then(|process| usage_of(process.pid));
+        let processes = || [Some(qemu), own].into_iter().flatten();
+        let traffic = self.traffic().read();
+        Some(MachineUsage {
+            name: info.name,
+            at_ms: now_ms(),
+            cpu_ms: processes().map(|of| (1000.0 * of.cpu_seconds) as u64).sum(),
+            resident: ByteSize(processes().map(|of| of.resident_bytes).sum()),
+            received: traffic.ports.iter().map(|port| port.inbound_bytes).sum(),
+            sent: traffic.ports.iter().map(|port| port.outbound_bytes).sum(),
+            read: traffic.disks.iter().map(|disk| disk.read).sum(),
+            written: traffic.disks.iter().map(|disk| disk.written).sum(),
+        })
+    }
+}
