@@ -1,4 +1,4 @@
-//! Clients of the API from outside of the workspace: `clients/python/tests` says what is done.
+//! Clients of the API from outside of the workspace: the tests in `clients` say what is done.
 
 use serde_json::json;
 use std::{
@@ -15,9 +15,9 @@ const TLS: &str = "127.0.0.1:7443";
 /// Address of the host's API without TLS, for a program that knows no certificate of one's own.
 const PLAIN: &str = "127.0.0.1:7480";
 
-/// The folder of the Python client.
-fn package() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("clients").join("python")
+/// The folder of a client.
+fn client(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("clients").join(name)
 }
 
 /// Runs a program of the Python client's environment on the host, in a folder of its own; fails with what it
@@ -53,12 +53,12 @@ fn in_environment(cluster: &Cluster, host: &HostProcess, program: &str) -> Strin
     whole
 }
 
-/// Runs tests of the Python package on the host.
-fn pytest(cluster: &Cluster, host: &HostProcess, tests: &str, passed: usize) {
+/// Runs tests of a client on the host.
+fn pytest(cluster: &Cluster, host: &HostProcess, name: &str, tests: &str, passed: usize) {
     let folder = cluster.disk.path().join("clients/tmp");
     let program = format!(
         "python -m pytest --rootdir='{0}' -c '{0}/pyproject.toml' --basetemp='{1}' '{0}/tests/{tests}'",
-        package().display(),
+        client(name).display(),
         folder.display()
     );
     let whole = in_environment(cluster, host, &program);
@@ -95,14 +95,21 @@ fn settings(cluster: &Cluster, host: &HostProcess) -> serde_json::Value {
 fn the_python_client_launches_saves_suspends_resumes_and_deletes_a_machine() {
     let mut cluster = Cluster::start(&["alpha"]);
     cluster.host_mut("alpha").restart_with(&format!("api_listen = \"{TLS}\"\n"));
-    pytest(&cluster, cluster.host("alpha"), "test_host.py", 6);
+    pytest(&cluster, cluster.host("alpha"), "python", "test_host.py", 6);
+}
+
+#[test]
+fn ansible_makes_changes_and_deletes_machines_and_networks_and_does_nothing_twice() {
+    let mut cluster = Cluster::start(&["alpha"]);
+    cluster.host_mut("alpha").restart_with(&format!("api_listen = \"{TLS}\"\n"));
+    pytest(&cluster, cluster.host("alpha"), "ansible", "test_collection.py", 7);
 }
 
 #[test]
 fn a_language_model_looks_and_changes_only_with_leave() {
     let mut cluster = Cluster::start(&["alpha"]);
     cluster.host_mut("alpha").restart_with(&format!("api_listen = \"{TLS}\"\n"));
-    pytest(&cluster, cluster.host("alpha"), "test_mcp.py", 3);
+    pytest(&cluster, cluster.host("alpha"), "python", "test_mcp.py", 3);
 }
 
 /// Thousands of requests that the document allows or does not, of a token that may change machines: each is
@@ -118,7 +125,7 @@ fn schemathesis_finds_no_answer_that_the_document_of_the_api_does_not_have() {
         "schemathesis --config-file '{0}/tests/schemathesis.toml' run '{0}/../../docs/openapi.json' \
          --url http://{PLAIN} -H 'Authorization: Bearer {1}' --phases examples,coverage --seed 1 --workers 2 \
          --request-timeout 90 --suppress-health-check all --no-color",
-        package().display(),
+        client("python").display(),
         token.trim()
     );
     let whole = in_environment(&cluster, host, &program);
