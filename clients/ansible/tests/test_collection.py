@@ -15,7 +15,7 @@ from whimbrel import Client, errors
 
 COLLECTION = Path(__file__).resolve().parents[1]
 PROGRAMS = Path(sys.executable).parent
-MODULES = ["host_info", "machine", "machine_info", "network"]
+MODULES = ["host_info", "machine", "machine_info", "network", "schedule"]
 
 #: Name of a module, its options, and keywords of the task.
 Task = tuple[str, dict[str, Any], dict[str, Any]]
@@ -299,6 +299,44 @@ def test_a_network_is_made_once_and_cannot_change(ansible: Ansible, local: Any) 
     assert "net0" in [network["name"] for network in results.pop(3)["networks"]]
     assert [result["changed"] for result in results] == [True, True, False, True, True, False]
     assert results[1]["diff"]["after"]["subnet"] == "10.99.1.0/24"
+
+
+def test_a_schedule_is_made_once_and_cannot_change(ansible: Ansible, settings: Any, local: Any) -> None:
+    week = {"name": "tidy", "work": "gc", "every": "7d"}
+    night: dict[str, Any] = {
+        "name": "night",
+        "work": "checkpoint",
+        "machine": "sch",
+        "every": "1d",
+        "at": "3h",
+    }
+    night["retain"] = {"daily": 7}
+    absent = {"state": "absent"}
+    with Client(settings["socket"]) as host:
+        host.run(name="sch", **settings["guest"])
+        results = ansible.play(
+            local,
+            ("schedule", night, {"check_mode": True}),
+            ("schedule", night, {}),
+            ("schedule", night, {}),
+            ("schedule", {**night, "every": "2d"}, {}),
+            ("schedule", {**night, "retain": {"daily": 8}}, {}),
+            ("schedule", {**night, "at": "three"}, {}),
+            ("schedule", week, {}),
+            ("schedule", week, {}),
+            ("schedule", {"name": "night", **absent}, {}),
+            ("schedule", {"name": "night", **absent}, {}),
+            ("schedule", {"name": "tidy", **absent}, {}),
+        )
+        host.stop("sch", mode="kill")
+        host.delete("sch")
+    for text in ["it is 1d and not 2d", "work of night cannot change", "three is no duration"]:
+        assert text in refusal_of(results.pop(3))
+    changed = [result["changed"] for result in results]
+    assert changed == [True, True, False, True, False, True, False, True]
+    assert results[1]["schedule"]["work"]["retain"]["daily"] == 7
+    work = {"kind": "checkpoint", "machine": "sch", "retain": {"daily": 7}}
+    assert results[0]["diff"] == {"before": {}, "after": {"work": work, "every": "1d", "at": "3h"}}
 
 
 def test_the_inventory_has_machines_with_addresses_and_groups(

@@ -102,7 +102,7 @@ fn the_python_client_launches_saves_suspends_resumes_and_deletes_a_machine() {
 fn ansible_makes_changes_and_deletes_machines_and_networks_and_does_nothing_twice() {
     let mut cluster = Cluster::start(&["alpha"]);
     cluster.host_mut("alpha").restart_with(&format!("api_listen = \"{TLS}\"\n"));
-    pytest(&cluster, cluster.host("alpha"), "ansible", "test_collection.py", 7);
+    pytest(&cluster, cluster.host("alpha"), "ansible", "test_collection.py", 8);
 }
 
 #[test]
