@@ -35,6 +35,6 @@ options:
         the computer trusts.
     type: str
 requirements:
-  - Python 3.10
+  - Python 3.10 or later
   - The Python package C(whimbrel), where the task runs
 """

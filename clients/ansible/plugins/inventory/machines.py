@@ -34,6 +34,7 @@ EXAMPLES = r"""
 # whimbrel.yml: the daemon of this computer
 plugin: whimbrel.whimbrel.machines
 
+---
 # cloud.whimbrel.yml: a daemon elsewhere, and only one kind of groups
 plugin: whimbrel.whimbrel.machines
 url: https://10.0.0.1
