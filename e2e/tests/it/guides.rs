@@ -124,8 +124,8 @@ fn the_guide_of_two_hosts_works() {
 }
 
 #[test]
-fn the_guide_of_a_protected_service_works() {
-    follow("protect-a-service.md", &["alpha", "beta", "gamma"]);
+fn the_guide_of_a_protected_database_works() {
+    follow("protect-a-database.md", &["alpha", "beta", "gamma"]);
 }
 
 #[test]
