@@ -66,8 +66,10 @@ fn follow(page: &str, hosts: &[&str]) {
     cluster.host_mut("alpha").restart_with(&settings);
     let homes = tempfile::tempdir().expect("a directory");
     cluster.hosts.iter().for_each(|host| settle(host, &cluster, homes.path()));
-    fs::copy(image.folder.join(&image.file), homes.path().join("alpha/old.qcow2"))
-        .expect("an image of another program");
+    for name in ["alpha/old.qcow2", "alpha/old-data.qcow2"] {
+        let image = image.folder.join(&image.file);
+        fs::copy(image, homes.path().join(name)).expect("an image of another program");
+    }
     let blocks = blocks(page);
     assert!(!blocks.is_empty(), "{page} has no commands");
     for block in &blocks {
