@@ -156,6 +156,21 @@ fn the_guide_from_libvirt_works() {
 }
 
 #[test]
+fn the_guide_of_a_host_that_others_use_works() {
+    follow("security.md", &["alpha", "beta"]);
+}
+
+#[test]
+fn the_guide_of_a_host_with_kvm_works() {
+    follow("kvm.md", &["alpha", "beta"]);
+}
+
+#[test]
+fn the_guide_of_troubleshooting_works() {
+    follow("troubleshooting.md", &["alpha"]);
+}
+
+#[test]
 fn no_guide_is_left_out_of_the_list_or_of_the_tests() {
     let list = fs::read_to_string(folder().join("README.md")).expect("the list");
     let this = include_str!("guides.rs");
