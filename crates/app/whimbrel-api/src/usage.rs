@@ -1,4 +1,4 @@
-//! What machines use of their host.
+//! Usage: processor time, memory and traffic of machines.
 
 use crate::openapi_names::Name;
 use serde::{Deserialize, Serialize};

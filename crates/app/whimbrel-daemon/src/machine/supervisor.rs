@@ -46,7 +46,7 @@ fn record_end(host: &Weak<Daemon>, machine: &Weak<Machine>, how: End) {
     let (Some(host), Some(machine)) = (host.upgrade(), machine.upgrade()) else { return };
     let mut turn = machine.lock("cleanup");
     let Some(live) = turn.running.take() else { return };
-    // Its log goes with the machine's runtime directory.
+    // The log goes with the machine's runtime directory.
     let reason = reason(&live.qemu.process().last_output());
     live.end();
     host.discard_missing_memory(&mut turn);

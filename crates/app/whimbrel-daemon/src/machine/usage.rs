@@ -1,4 +1,4 @@
-//! What machines use of this host: totals of their processes, and of their ports and disks.
+//! Usage: totals of the processes, ports and disks of each machine.
 
 use super::{entry::Machine, registry::MachineRegistry};
 use crate::now_ms;
