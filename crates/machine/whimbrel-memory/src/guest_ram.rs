@@ -73,7 +73,7 @@ impl GuestRam {
         let filled: Vec<bool> = run.pages().map(|page| lazy.is_filled(page)).collect();
         let mut page = run.start;
         while page < run.end() {
-            let data = residency::next(file, offset, run, page, true).map_err(self.error("read"))?;
+            let data = residency::next_data(file, offset, run, page).map_err(self.error("read"))?;
             // A balloon cannot release pages of a template, so a hole there has not been filled.
             let is_template = matches!(self.inner.backing, Backing::Template(..));
             let given_away = |page: u64| !is_template && filled[(page - run.start) as usize];
@@ -83,7 +83,7 @@ impl GuestRam {
             }
             page = data;
             if page < run.end() {
-                let hole = residency::next(file, offset, run, page, false).map_err(self.error("read"))?;
+                let hole = residency::next_hole(file, offset, run, page).map_err(self.error("read"))?;
                 let piece = PageRun::new(page, hole.max(page + 1) - page);
                 self.read_here(piece, part(out, run, piece)).map_err(self.error("read"))?;
                 page = piece.end();
@@ -190,10 +190,8 @@ fn scan_shared(
         tracked.insert(run);
         Ok(())
     });
-    for run in found.runs() {
-        if residency::insert_extents(file, offset, run, owed).is_err() {
-            owed.insert_run(run);
-        }
+    if residency::insert_present(file, offset, &found, owed).is_err() {
+        owed.union(&found);
     }
     scanned
 }

@@ -9,7 +9,7 @@
 //! Invariants: the target continues correctly if this process fails at any time, except that its threads wait
 //! for absent pages while there is no pager. A write is in exactly one dirty set after it, except sets that
 //! were put back. There is no reference into guest memory. All ptrace and userfaultfd code of the project is
-//! here, with its `unsafe` in `ptrace`, `userfaultfd` and `pagemap`. Linux 6.7 or later.
+//! here, with its `unsafe` in `ptrace`, `userfaultfd`, `pagemap` and `page_cache`. Linux 6.7 or later.
 
 mod arch;
 mod attachment;
@@ -17,6 +17,7 @@ mod code_cave;
 mod cpu_throttle;
 mod error;
 mod guest_ram;
+mod page_cache;
 mod page_source;
 mod pagemap;
 mod pager;

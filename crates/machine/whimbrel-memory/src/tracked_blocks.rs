@@ -38,7 +38,7 @@ impl TrackedBlocks {
             let mut block = from;
             while block < end {
                 let gap = pages_of(PageRun::new(block, end - block), self.pages);
-                let page = residency::next(file, offset, gap, gap.start, true)?;
+                let page = residency::next_data(file, offset, gap, gap.start)?;
                 if page == gap.end() {
                     break;
                 }

@@ -55,7 +55,7 @@ impl Filler {
         let shared = self.shared.clone();
         if let Backing::Template(file, offset) = &shared.inner.backing {
             let one = PageRun::new(page, 1);
-            if residency::next(file, *offset, one, page, true).map_err(FillError::Store)? == page {
+            if residency::next_data(file, *offset, one, page).map_err(FillError::Store)? == page {
                 // The pager of another clone was faster.
                 return self.record_and_wake(one);
             }
@@ -164,8 +164,8 @@ impl Filler {
         let Backing::Template(file, offset) = &self.shared.inner.backing else { return Ok(()) };
         let mut page = run.start;
         while page < run.end() {
-            let data = residency::next(file, *offset, run, page, true).map_err(FillError::Store)?;
-            page = residency::next(file, *offset, run, data, false).map_err(FillError::Store)?;
+            let data = residency::next_data(file, *offset, run, page).map_err(FillError::Store)?;
+            page = residency::next_hole(file, *offset, run, data).map_err(FillError::Store)?;
             self.record_filled(PageRun::new(data, page - data));
         }
         Ok(())
