@@ -15,7 +15,8 @@ use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 use whimbrel_api::Role;
 use whimbrel_core::{Accel, HostName, MachineName};
@@ -25,6 +26,11 @@ use whimbrel_wire::web_tls::{Acceptor, ServerCertificate};
 
 /// Time for operations under way to clean up when the daemon is told to stop.
 const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Time for which the lock of a daemon that was killed may outlive it: a child that it was just starting has
+/// the file until it is another program.
+const LAST_BREATH: Duration = Duration::from_secs(2);
+const LOCK_POLL: Duration = Duration::from_millis(20);
 
 /// Options of the daemon.
 #[derive(Debug, Clone)]
@@ -110,10 +116,16 @@ pub fn run(options: DaemonOptions) -> Result<(), DaemonError> {
 fn lock(layout: &Directories) -> Result<File, DaemonError> {
     let path = layout.data().join("lock");
     let file = File::create(&path).map_err(|source| DaemonError::io("create", &path, source))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => Err(DaemonError::AlreadyServed { path: layout.data().to_owned() }),
-        Err(TryLockError::Error(source)) => Err(DaemonError::io("lock", &path, source)),
+    let deadline = Instant::now() + LAST_BREATH;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(file),
+            Err(TryLockError::WouldBlock) if Instant::now() < deadline => thread::sleep(LOCK_POLL),
+            Err(TryLockError::WouldBlock) => {
+                return Err(DaemonError::AlreadyServed { path: layout.data().to_owned() });
+            }
+            Err(TryLockError::Error(source)) => return Err(DaemonError::io("lock", &path, source)),
+        }
     }
 }
 
