@@ -121,7 +121,10 @@ fn a_machine_outlives_its_host_in_a_bucket_and_runs_from_there_while_garbage_is_
         s3.serve(&cluster);
         checked.join().expect("a guest that goes on");
     });
+    // Without a name, garbage collection may have passed it already when somebody says that he needs it.
     let place = format!("{bucket}/{}", &capsule[..12]);
+    let refusal = beta.refuse(&["resume", &place, "--name", "again"]);
+    assert!(refusal.code == 2 && refusal.text.contains("has no name in"), "{refusal:?}");
     beta.run(&["pull", &place, "--tag", "whole"]);
     beta.run(&["verify"]);
     // Now nobody needs it.

@@ -55,21 +55,35 @@ struct FoundInBucket {
     store: Store,
     files: Arc<BucketFiles>,
     capsule: CapsuleId,
-    name: RefName,
-    /// Whether it was not found by a name.
-    by_id: bool,
+    /// Its name in the bucket, if it has one.
+    name: Option<RefName>,
 }
 
 impl FoundInBucket {
-    /// Fails if the capsule has lost its name since it was found: a garbage collection may not have seen the
-    /// holder. While one runs no name is removed, and a later one sees it.
+    /// Fails if the capsule has no name in the bucket, or has lost it since it was found: a garbage
+    /// collection may not have seen the holder. While one runs no name is removed, and a later one sees it.
     fn check_named(&self) -> Result<(), DaemonError> {
-        let named = self.store.get_ref(&self.name).map_err(store_error("read a ref"))?;
-        // What was asked for by its id has no name to lose.
-        match named {
+        let Some(name) = &self.name else {
+            let (id, url) = (self.capsule.short(), &self.url);
+            return Err(DaemonError::invalid(format!(
+                "capsule {id} has no name in {url}, so a garbage collection there may remove it while a \
+                 machine needs it: fetch all of it with `whimbrel pull`"
+            )));
+        };
+        match self.store.get_ref(name).map_err(store_error("read a ref"))? {
             Some(id) if id == self.capsule => Ok(()),
-            None if self.by_id => Ok(()),
-            _ => Err(DaemonError::NotFound { what: "capsule any more", name: self.name.to_string() }),
+            _ => Err(DaemonError::NotFound { what: "capsule any more", name: name.to_string() }),
+        }
+    }
+
+    /// A name for it on this host.
+    fn own_name(&self, manifest: &Manifest) -> Result<RefName, DaemonError> {
+        match &self.name {
+            Some(name) => Ok(own_name(name, manifest)),
+            None => {
+                let name = format!("bucket.{}", self.capsule.short());
+                name.parse().map_err(|error| DaemonError::invalid(format!("{error}")))
+            }
         }
     }
 }
@@ -79,16 +93,17 @@ impl Daemon {
         let url = location(place)?;
         let OpenBucket { store, files } = self.bucket_reader(&url)?;
         let id = refs::resolve(&store, capsule)?;
-        let (name, by_id) = match capsule {
+        let name = match capsule {
             CapsuleRef::Name(name) if store.get_ref(name).is_ok_and(|named| named == Some(id)) => {
-                (name.clone(), false)
+                Some(name.clone())
             }
+            // A request for each name, so not for who knows one.
             _ => {
-                let name = format!("bucket.{}", id.short());
-                (name.parse().map_err(|error| DaemonError::invalid(format!("{error}")))?, true)
+                let names = store.list_refs().map_err(store_error("list the names of the bucket"))?;
+                names.into_iter().find(|(_, named)| *named == id).map(|(name, _)| name)
             }
         };
-        Ok(FoundInBucket { url, store, files, capsule: id, name, by_id })
+        Ok(FoundInBucket { url, store, files, capsule: id, name })
     }
 
     pub(crate) fn pull_from_bucket(
@@ -104,7 +119,7 @@ impl Daemon {
             let found = host.find_in_bucket(&place, &request.capsule)?;
             let capsule = found.capsule;
             let manifest = found.store.manifest(&capsule).map_err(store_error("read the capsule"))?;
-            let name = request.tag.clone().unwrap_or_else(|| own_name(&found.name, &manifest));
+            let name = request.tag.clone().map_or_else(|| found.own_name(&manifest), Ok)?;
             host.check_name_for(&name, &capsule)?;
             let pages = match request.lazy {
                 true => host.describe_from_bucket(&found, vec![name]).map(|_| 0)?,
@@ -126,7 +141,7 @@ impl Daemon {
     ) -> Result<(CapsuleId, Manifest), DaemonError> {
         let found = self.find_in_bucket(place, capsule)?;
         let manifest = found.store.manifest(&found.capsule).map_err(store_error("read the capsule"))?;
-        let name = own_name(&found.name, &manifest);
+        let name = found.own_name(&manifest)?;
         self.describe_from_bucket(&found, vec![name])?;
         Ok((found.capsule, manifest))
     }
@@ -136,6 +151,7 @@ impl Daemon {
         let capsule = found.capsule;
         let was_whole = self.store.is_complete(&capsule).map_err(store_error("look up the capsule"))?;
         if !was_whole {
+            found.check_named()?;
             // In this order: a record without a partial capsule may be removed at any time, and what is named
             // here can always be had.
             self.store.expect_partial(&capsule).map_err(store_error("prepare the capsule"))?;
