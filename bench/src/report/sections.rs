@@ -358,6 +358,11 @@ const POOL: Section = Section {
             "oab.default",
             "1 GiB that does not compress into four benefactors, default policy, until `close` returns.",
         ),
+        (
+            "dcp",
+            "A training of four processes saves 1 GiB of tensors to four benefactors by PyTorch's distributed \
+             checkpoints: how long it waits.",
+        ),
         ("oab.one", "1 GiB that does not compress into four benefactors, one copy, until `close` returns."),
         ("read.default", "The file of `oab.default` read back through a mount without a cache."),
         ("read.one", "The file of `oab.one` read back through a mount without a cache."),

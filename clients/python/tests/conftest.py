@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pools
 import pytest
 
 from whimbrel import Client
@@ -48,3 +49,10 @@ def document() -> Any:
 def anyio_backend() -> str:
     """Asynchronous tests run once, in asyncio."""
     return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pools.Pool]:
+    """A pool that runs, mounted."""
+    with pools.running(tmp_path_factory.mktemp("pool")) as pool:
+        yield pool

@@ -6,100 +6,18 @@ users may mount by FUSE. Without it everything here is left out.
 
 from __future__ import annotations
 
-import json
 import multiprocessing
-import os
 import pickle
-import socket
-import subprocess
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import fsspec
 import pytest
 from fsspec.tests import abstract
+from pools import PROGRAM, Pool
 
-from whimbrel.filesystem import MountError, PoolFileSystem
-
-PROGRAM = os.environ.get("WHIMBREL_TEST_PROGRAM", "")
-PATIENCE = 120
+from whimbrel.filesystem import GroupError, MountError, PoolFileSystem
 
 pytestmark = pytest.mark.skipif(not PROGRAM, reason="wants WHIMBREL_TEST_PROGRAM")
-
-
-@dataclass
-class Pool:
-    """A pool that runs, mounted."""
-
-    manager: str
-    keys: Path
-    mount: Path
-
-
-def run(*arguments: str | Path) -> str:
-    done = subprocess.run([PROGRAM, *map(str, arguments)], check=True, capture_output=True, text=True)
-    return done.stdout.strip()
-
-
-def states(manager: str, keys: Path) -> list[str]:
-    status = json.loads(run("--json", "pool", "status", "--manager", manager, "--keys-dir", keys))
-    return [one["state"] for one in status["benefactors"]]
-
-
-def free_address() -> str:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{held.getsockname()[1]}"
-
-
-@pytest.fixture(scope="session")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
-    folder = tmp_path_factory.mktemp("pool")
-    keys, data, mount = folder / "keys", folder / "manager", folder / "mnt"
-    mount.mkdir()
-    running: list[subprocess.Popen[str]] = []
-
-    def start(*arguments: str | Path) -> str:
-        command = [PROGRAM, *map(str, arguments)]
-        running.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
-        output = running[-1].stdout
-        line = output.readline().strip() if output else ""
-        assert line, f"{arguments} ended"
-        return line
-
-    try:
-        run("pool", "key", "--data", data)
-        run("pool", "admit", "--data", data, "me", run("pool", "key", "--data", keys))
-        manager = start("pool", "manager", "--data", data, "--listen", free_address())
-        for name in ("b0", "b1"):
-            own = folder / name
-            run("pool", "admit", "--data", data, name, run("pool", "key", "--data", own))
-            room = ("--capacity", "2G", "--keep-free", "0")
-            start(
-                "pool",
-                "benefactor",
-                "--name",
-                name,
-                "--data",
-                own,
-                *room,
-                "--listen",
-                free_address(),
-                "--manager",
-                manager,
-            )
-        deadline = time.monotonic() + PATIENCE
-        while states(manager, keys) != ["online", "online"]:
-            assert time.monotonic() < deadline, "the benefactors did not come"
-            time.sleep(0.1)
-        start("mount", f"pool:{manager}", mount, "--keys-dir", keys)
-        yield Pool(manager, keys, mount)
-    finally:
-        for process in reversed(running):
-            process.terminate()
-            process.wait(PATIENCE)
 
 
 class Fixtures(abstract.AbstractFixtures):
@@ -198,3 +116,21 @@ def test_what_is_no_pool_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         PoolFileSystem(pool="127.0.0.1:1/key", program="/nowhere/whimbrel")
     with pytest.raises(MountError, match="cannot be mounted"):
         PoolFileSystem(pool="nonsense", program=PROGRAM)
+
+
+def test_files_of_a_group_appear_together(pool: Pool, folder: str) -> None:
+    files = PoolFileSystem(mount=pool.mount, keys_dir=pool.keys, program=PROGRAM)
+    below = PoolFileSystem(mount=pool.mount / folder, keys_dir=pool.keys, program=PROGRAM)
+    hidden = files.begin_group(f"whimbrel://{folder}/run/step1", 2)
+    files.pipe_file(f"{hidden}/rank0", b"0")
+    assert not files.exists(f"{folder}/run/step1")
+    with pytest.raises(GroupError, match="cannot commit"):
+        files.commit_group(f"{folder}/run/step1")
+    files.pipe_file(f"{hidden}/rank1", b"1")
+    below.commit_group("run/step1")
+    assert [files.cat_file(f"{folder}/run/step1/rank{rank}") for rank in range(2)] == [b"0", b"1"]
+    below.begin_group("run/step2", 1)
+    below.abandon_group("run/step2")
+    assert below.ls("run", detail=False) == ["run/step1"]
+    with pytest.raises(MountError, match="no mount of a pool"):
+        PoolFileSystem(mount="/").begin_group("step1", 1)

@@ -9,6 +9,7 @@ mod capsules;
 mod claims;
 mod commits;
 mod cutting;
+mod dcp;
 mod erasure;
 mod faults;
 mod figures;
@@ -72,6 +73,11 @@ pub(crate) const EXPERIMENTS: &[Experiment] = &[
         rows: &["manager.away"],
         about: "kill the manager that a writer uses, one of three",
         run: manager_away::run,
+    },
+    Experiment {
+        rows: &["dcp"],
+        about: "how long a training of four processes waits for a checkpoint",
+        run: dcp::run,
     },
     Experiment { rows: &["scrub"], about: "check all chunks of a benefactor", run: scrub::run },
     Experiment { rows: &["faults"], about: "kill members while files are written", run: faults::run },

@@ -135,7 +135,7 @@ fn places_in(namespace: &Namespace, count: usize) -> Result<Vec<Place>> {
     Ok(free_addresses(count)?.into_iter().map(place).collect())
 }
 
-fn text(path: &Path) -> String {
+pub(super) fn text(path: &Path) -> String {
     path.display().to_string()
 }
 
@@ -303,6 +303,11 @@ impl Processes {
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("no VmHWM")?;
         let kib: f64 = line.split_ascii_whitespace().next().context("no number")?.parse()?;
         Ok(kib / 1024.0)
+    }
+
+    /// Runs a program where clients are, and returns what it prints.
+    pub(super) fn output(&self, program: &str, arguments: &[String]) -> Result<String> {
+        Ok(self.client.namespace.output(program, arguments)?)
     }
 
     /// Mounts the pool on a folder of this name, by a process that has nothing cached.

@@ -95,13 +95,13 @@ pub(super) fn debootstrap(root: &Path, packages: &str) -> Result<(), GuestError>
 }
 
 #[derive(Debug, PartialEq, Eq)]
-struct Source {
-    url: String,
+pub(super) struct Source {
+    pub(super) url: String,
     suite: String,
 }
 
 /// First Debian source in the host's own configuration.
-fn mirror() -> Result<Source, GuestError> {
+pub(super) fn mirror() -> Result<Source, GuestError> {
     let mut files = vec![PathBuf::from("/etc/apt/sources.list")];
     files.extend(
         fs::read_dir("/etc/apt/sources.list.d").into_iter().flatten().flatten().map(|entry| entry.path()),

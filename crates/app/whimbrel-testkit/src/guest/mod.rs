@@ -4,6 +4,7 @@ mod artifact_cache;
 mod boot_files;
 pub mod cpio;
 mod debian;
+mod debian_root;
 mod disk_boot;
 mod error;
 pub mod image;
@@ -17,6 +18,7 @@ mod test_agent;
 
 pub use boot_files::GuestFiles;
 pub use debian::DebianGuest;
+pub use debian_root::debian_root;
 pub use disk_boot::PublishedImage;
 pub use error::GuestError;
 pub use kvm_guest::{KvmCounts, KvmGuest, kvm_model};
