@@ -13,6 +13,7 @@ import { Networks } from "./pages/networks";
 import { CancelButton, OperationPage, Operations, Progress, stageText } from "./pages/operations";
 import { Schedule, Schedules } from "./pages/schedules";
 import type { CallerInfo, HostInfo } from "./schema";
+import { Search } from "./search";
 import { close, messages, usePoll, watched } from "./state";
 import "./style.css";
 
@@ -90,6 +91,7 @@ function Shell({ caller, leave }: { caller: CallerInfo; leave: () => void }) {
             <small>{host.data?.name ?? " "}</small>
           </span>
         </div>
+        <Search />
         <nav aria-label="Pages">
           {PLACES.map(([name, label]) => (
             <a key={name} href={`#/${name}`} aria-current={name === here ? "page" : undefined}>

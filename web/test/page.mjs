@@ -147,6 +147,19 @@ async function seesWhatItUses(page) {
     .waitFor();
 }
 
+async function findsThings(page) {
+  const search = page.getByRole("combobox", { name: "Search" });
+  await search.fill("nigh");
+  await page.locator("#found option").first().waitFor({ state: "attached" });
+  await search.press("Enter");
+  await page.getByRole("heading", { level: 1, name: "nightly" }).waitFor();
+  // By a label, and by choosing from the list.
+  await search.fill("note=<img");
+  await page.locator("#found option").first().waitFor({ state: "attached" });
+  await search.fill("before, capsule");
+  await page.getByRole("heading", { level: 1, name: "before" }).waitFor();
+}
+
 async function rewindsIt(page) {
   await go(page, "capsules");
   await page.getByRole("button", { name: "Rewind first", exact: true }).click();
@@ -270,6 +283,15 @@ async function offersAViewerNothing(browser) {
   await page.context().close();
 }
 
+async function knowsOtherHosts(browser) {
+  const page = await enter(browser, settings.admin);
+  await go(page, "host");
+  const beta = page.getByRole("table", { name: "Trusted hosts" }).getByRole("row", { name: /^beta/ });
+  await beta.getByText(/GiB|MiB/).waitFor();
+  await beta.getByText("yes").waitFor();
+  await page.context().close();
+}
+
 /** Every page in the light, in the dark and on a phone. */
 async function looksAtEverything(browser) {
   const phone = { viewport: { width: 390, height: 780 } };
@@ -308,7 +330,9 @@ await run(async (browser) => {
   await step("viewer", () => offersAViewerNothing(browser));
   await step("checkpoint", () => savesIt(page));
   await step("schedule", () => schedulesWork(page));
+  await step("search", () => findsThings(page));
   await step("live", () => hearsWhatHappens(browser));
+  await step("other hosts", () => knowsOtherHosts(browser));
   await step("use", () => seesWhatItUses(page));
   await step("looks", () => looksAtEverything(browser));
   await step("rewind", () => rewindsIt(page));

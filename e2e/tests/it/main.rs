@@ -20,6 +20,7 @@ mod growth;
 mod guest_helper;
 mod guides;
 mod hierarchy;
+mod hosts;
 mod images;
 mod kvm;
 mod lease;

@@ -4,7 +4,7 @@ import { may } from "../api";
 import { ask } from "../dialog";
 import { bytes, duration, plural, time } from "../format";
 import { Bar, Facts, Head, Loaded, Section, Table } from "../parts";
-import type { HostInfo, HostMemory, NewToken, TokenInfo, TrustEntry } from "../schema";
+import type { HostInfo, HostMachines, HostMemory, NewToken, TokenInfo, TrustEntry } from "../schema";
 import { act, usePoll } from "../state";
 
 export function Host() {
@@ -86,6 +86,12 @@ const patterns = (list: string[] | null | undefined, other: string[] | null | un
 
 function Trust() {
   const polled = usePoll<TrustEntry[]>("GET /v1/trust", [], 10_000);
+  const asked = usePoll<HostMachines[]>("GET /v1/hosts", [], 10_000);
+  const of = (name: string) => asked.data?.find((host) => host.name === name);
+  const answered = (name: string, show: (host: HostMachines) => string) => {
+    const host = of(name);
+    return host && !host.failure ? show(host) : "–";
+  };
   return (
     <Section title="Trusted hosts">
       <Loaded polled={polled}>
@@ -98,6 +104,19 @@ function Trust() {
             columns={[
               { name: "Host", cell: (one) => one.name },
               { name: "Address", cell: (one) => one.address ?? "none" },
+              {
+                name: "Machines",
+                kind: "number",
+                cell: ({ name }) => answered(name, (host) => String(host.machines.length)),
+              },
+              {
+                name: "Memory left",
+                kind: "number",
+                minor: true,
+                cell: ({ name }) =>
+                  answered(name, ({ memory }) => (memory ? bytes(memory.spare) : "unknown")),
+              },
+              { name: "Answers", minor: true, cell: ({ name }) => answers(of(name)) },
               { name: "May read", cell: (one) => patterns(one.read, one.write) },
               { name: "May write", kind: "wide", cell: (one) => patterns(one.write, one.read) },
             ]}
@@ -106,6 +125,11 @@ function Trust() {
       </Loaded>
     </Section>
   );
+}
+
+function answers(host: HostMachines | undefined) {
+  if (!host) return "";
+  return host.failure ? <span title={host.failure}>no</span> : "yes";
 }
 
 function Tokens() {

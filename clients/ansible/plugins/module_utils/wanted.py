@@ -179,6 +179,7 @@ def creation_of(options: Mapping[str, Any]) -> dict[str, Any]:
         "name": options["name"],
         "memory": size_of("memory", options["memory"] or "1G"),
         "cpus": options["cpus"] or 1,
+        "cpu": options["cpu"],
         "profile": options["profile"],
         "tpm": options["tpm"],
         "nics": None if nics is None else [nic_of(text) for text in nics],
@@ -194,7 +195,7 @@ def creation_of(options: Mapping[str, Any]) -> dict[str, Any]:
         name = options["name"]
         raise RefusalError(f"there is no machine {name}; to make it, name an image, disks or a kernel")
     body["disks"] = [disk_of(text) for text in options["disks"] or []]
-    body |= {key: options[key] for key in ("kernel", "initrd", "append", "cpu")}
+    body |= {key: options[key] for key in ("kernel", "initrd", "append")}
     return {**body, "cloud_init": first_boot or None}
 
 

@@ -64,7 +64,7 @@ options:
       - A new machine has V(1) without it.
     type: int
   cpu:
-    description: CPU model of a machine that is not made of an image, like V(x86-64-v3).
+    description: CPU model, like V(x86-64-v3).
     type: str
   profile:
     description: Hardware of the machine.
@@ -246,7 +246,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "wait_address": {"type": "int", "default": 0},
 }
 RULES: dict[str, Any] = {
-    "mutually_exclusive": [("image", "disks"), ("image", "kernel"), ("image", "cpu")],
+    "mutually_exclusive": [("image", "disks"), ("image", "kernel")],
     "required_by": {"disk_size": "image", "initrd": "kernel", "append": "kernel"},
 }
 

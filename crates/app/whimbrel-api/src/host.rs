@@ -1,6 +1,6 @@
 //! Description of a host, of its store and of the hosts that it trusts.
 
-use crate::openapi_names::Name;
+use crate::{MachineInfo, openapi_names::Name};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use utoipa::ToSchema;
@@ -37,6 +37,22 @@ pub struct HostInfo {
     /// Memory for machines; not told by earlier daemons.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<HostMemory>,
+}
+
+/// Host with its machines. Also the answer of `GET /v1/hosts`, of which the first is the host that was asked.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct HostMachines {
+    /// Name of the host.
+    #[schema(value_type = Name)]
+    pub name: HostName,
+    /// Memory for machines, if it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<HostMemory>,
+    /// Its machines; of another host those whose capsules this one may read.
+    pub machines: Vec<MachineInfo>,
+    /// Why another host has not answered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<String>,
 }
 
 /// Memory of a host.

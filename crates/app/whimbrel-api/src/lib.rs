@@ -51,7 +51,9 @@ pub use guest::{
     ExecRequest, ExecResult, FileContent, FileReadRequest, FileWriteRequest, MirroredWrites, SelfService,
     ThrottleReport,
 };
-pub use host::{CpuBaseline, CpuBaselineRequest, CpuHost, HostInfo, HostMemory, StoreUsage, TrustEntry};
+pub use host::{
+    CpuBaseline, CpuBaselineRequest, CpuHost, HostInfo, HostMachines, HostMemory, StoreUsage, TrustEntry,
+};
 pub use image::{
     CHECKSUM_LABEL, IMAGE_LABEL, ImageName, ImageOffer, ImageOffers, ImagePullRequest, USER_LABEL,
 };

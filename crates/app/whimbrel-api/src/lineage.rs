@@ -22,6 +22,9 @@ pub struct DeriveRequest {
     /// Number of virtual CPUs [default: that of the parent].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpus: Option<u32>,
+    /// CPU model, as for a new machine [default: that of the parent].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<String>,
     /// Hardware [default: that of the parent].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<Profile>,

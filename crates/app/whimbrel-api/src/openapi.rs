@@ -47,6 +47,7 @@ use utoipa::{
     GraphNode,
     HostEvent,
     HostInfo,
+    HostMachines,
     ImageOffers,
     ImagePullRequest,
     ImportRequest,
@@ -129,6 +130,7 @@ use HttpMethod::{Delete, Get, Post, Put};
 #[rustfmt::skip]
 const ENDPOINTS: &[Endpoint] = &[
     (Get, HOST, "host", None, Reply::One("HostInfo"), "The host"),
+    (Get, HOSTS, "hosts", None, Reply::Many("HostMachines"), "Machines and room of this host and of the hosts that it trusts, which are asked"),
     (Get, CALLER, "caller", None, Reply::One("CallerInfo"), "Who calls, and the calls that are allowed"),
     (Get, OPENAPI, "openapi", None, Reply::Document, "This document"),
     (Get, METRICS, "metrics", None, Reply::Text, "Figures of the host and its machines, in the text format of Prometheus"),

@@ -49,7 +49,7 @@ mod tests {
         let tried = read_all! {
             ApiError BalloonRequest BucketRequest CacheAddRequest CacheInfo CallerInfo CapsuleDiff CapsuleInfo CapsuleRef
             CheckpointRequest CloneRequest CpuBaseline CpuBaselineRequest DeriveRequest DirtyTraceRequest EvacuateRequest ExecRequest ExecResult ExportRequest
-            FailoverRequest FileContent FileReadRequest FileWriteRequest GoldenMatch GraphNode HostEvent HostInfo ImageOffers ImagePullRequest ImportRequest
+            FailoverRequest FileContent FileReadRequest FileWriteRequest GoldenMatch GraphNode HostEvent HostInfo HostMachines ImageOffers ImagePullRequest ImportRequest
             KeyChangeRequest MachineInfo MachineUsage MatchRequest MigrateRequest MigrationRecord NetworkInfo NetworkRequest
             NewToken Operation OutdatedReport PortsRequest PreviousCapsule PromoteReport PromoteRequest
             ProtectRequest PublishedPort PullRequest PushRequest RefRights RefVersion RemoteCapsule

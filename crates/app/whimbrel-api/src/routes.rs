@@ -17,6 +17,7 @@ macro_rules! paths {
 
 paths! {
     HOST = "/v1/host";
+    HOSTS = "/v1/hosts";
     USAGE = "/v1/usage";
     MACHINES = "/v1/machines";
     MACHINE = "/v1/machines/{name}";

@@ -93,6 +93,8 @@ macro_rules! calls {
 calls! {
     /// Information about the host.
     GET host() -> HostInfo: HOST;
+    /// Machines of the host and of the hosts that it trusts.
+    GET hosts() -> Vec<HostMachines>: HOSTS;
     /// All machines of the host.
     GET machines() -> Vec<MachineInfo>: MACHINES;
     /// Processor time, memory and traffic of all machines that have processes.

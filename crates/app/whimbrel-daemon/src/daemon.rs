@@ -39,7 +39,7 @@ use whimbrel_api::{
     StopMode, StopRequest,
 };
 use whimbrel_core::{
-    Accel, ByteSize, DiskConfig, HostName, MachineConfig, MachineName, NicConfig, PAGE_SIZE, cpu_model,
+    Accel, ByteSize, DiskConfig, HostName, MachineConfig, MachineName, NicConfig, PAGE_SIZE,
 };
 use whimbrel_migrate::target::IncomingMigrations;
 use whimbrel_net::{Mac, PortFilter};
@@ -230,8 +230,7 @@ impl Daemon {
         }
         let machine = qemu.machine_type(MACHINE).unwrap_or(MACHINE).to_owned();
         let accel = request.accel.unwrap_or_else(|| whimbrel_qemu::best_accel(qemu));
-        let cpu = cpu_model(&self.asked_cpu(request.cpu.as_deref().unwrap_or(CPU))?, accel)
-            .map_err(|error| DaemonError::Invalid { reason: error.to_string() })?;
+        let cpu = self.cpu_model(request.cpu.as_deref().unwrap_or(CPU), accel)?;
         let config = MachineConfig {
             memory: request.memory,
             cpus: request.cpus,

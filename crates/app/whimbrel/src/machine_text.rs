@@ -4,7 +4,9 @@ use crate::{
     round_text,
     table::{ago, count, fields, table, until},
 };
-use whimbrel_api::{Autostart, MachineInfo, MachineSettings, MachineState, RestartPolicy, RestartRule};
+use whimbrel_api::{
+    Autostart, HostMachines, MachineInfo, MachineSettings, MachineState, RestartPolicy, RestartRule,
+};
 use whimbrel_core::Accel;
 
 /// Formats one machine, like `web: running`.
@@ -70,6 +72,26 @@ pub(crate) fn list(machines: &[MachineInfo]) -> String {
     let header = ["NAME", "STATE", "MEMORY", "CPUS", "DISKS", "NETWORK", "ADDRESS", "PID", "SINCE"];
     let list = table(header, rows, "no machines; start one with `whimbrel run NAME --disk FILE --memory 1G`");
     list + &crate::protection_text::lines(machines) + &machines.iter().map(care).collect::<String>()
+}
+
+/// Formats machines of several hosts as a table, with lines about hosts that do not answer.
+pub(crate) fn list_of_hosts(hosts: &[HostMachines]) -> String {
+    let all = hosts.iter().flat_map(|host| host.machines.iter().map(move |machine| (host, machine)));
+    let rows = all.map(|(host, machine)| {
+        [
+            host.name.to_string(),
+            machine.name.to_string(),
+            crate::protection_text::standby(machine).unwrap_or_else(|| state_of(machine)),
+            machine.memory.to_string(),
+            machine.cpus.to_string(),
+            network(machine),
+            addresses(machine),
+            ago(machine.since_ms),
+        ]
+    });
+    let header = ["HOST", "NAME", "STATE", "MEMORY", "CPUS", "NETWORK", "ADDRESS", "SINCE"];
+    let silent = hosts.iter().filter_map(|host| Some(format!("{}: {}\n", host.name, host.failure.as_ref()?)));
+    table(header, rows, "no machines") + &silent.collect::<String>()
 }
 
 /// Lines about uploads, restarts and schedules of a machine.

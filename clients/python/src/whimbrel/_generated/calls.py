@@ -25,6 +25,7 @@ from .models import (
     GraphNode,
     HandoverDecision,
     HostInfo,
+    HostMachines,
     HostPort,
     ImageOffers,
     ImportFormat,
@@ -296,6 +297,7 @@ class Calls(ABC):
         name: Name,
         append: str | None = None,
         cloud_init: CloudInit | None = None,
+        cpu: str | None = None,
         cpus: int | None = None,
         disk_size: int | None = None,
         memory: int | None = None,
@@ -313,6 +315,7 @@ class Calls(ABC):
                 "append": append,
                 "capsule": capsule,
                 "cloud_init": cloud_init,
+                "cpu": cpu,
                 "cpus": cpus,
                 "disk_size": disk_size,
                 "memory": memory,
@@ -456,6 +459,11 @@ class Calls(ABC):
     def host(self) -> HostInfo:
         """The host."""
         answer: HostInfo = self._json("GET", "/v1/host")
+        return answer
+
+    def hosts(self) -> list[HostMachines]:
+        """Machines and room of this host and of the hosts that it trusts, which are asked."""
+        answer: list[HostMachines] = self._json("GET", "/v1/hosts")
         return answer
 
     def images(self) -> ImageOffers:
@@ -1305,6 +1313,7 @@ class AsyncCalls(ABC):
         name: Name,
         append: str | None = None,
         cloud_init: CloudInit | None = None,
+        cpu: str | None = None,
         cpus: int | None = None,
         disk_size: int | None = None,
         memory: int | None = None,
@@ -1322,6 +1331,7 @@ class AsyncCalls(ABC):
                 "append": append,
                 "capsule": capsule,
                 "cloud_init": cloud_init,
+                "cpu": cpu,
                 "cpus": cpus,
                 "disk_size": disk_size,
                 "memory": memory,
@@ -1465,6 +1475,11 @@ class AsyncCalls(ABC):
     async def host(self) -> HostInfo:
         """The host."""
         answer: HostInfo = await self._json("GET", "/v1/host")
+        return answer
+
+    async def hosts(self) -> list[HostMachines]:
+        """Machines and room of this host and of the hosts that it trusts, which are asked."""
+        answer: list[HostMachines] = await self._json("GET", "/v1/hosts")
         return answer
 
     async def images(self) -> ImageOffers:

@@ -432,6 +432,8 @@ class DeriveRequest(TypedDict):
     #: Parent, of which only the disks and the configuration are used.
     capsule: CapsuleRef
     cloud_init: NotRequired[CloudInit | None]
+    #: CPU model, as for a new machine [default: that of the parent].
+    cpu: NotRequired[str | None]
     #: Number of virtual CPUs [default: that of the parent].
     cpus: NotRequired[int | None]
     #: Size of the first disk, if larger than that of the parent; the rest reads as zeros.
@@ -933,6 +935,20 @@ class HostInfo(TypedDict):
     uptime_s: int
     #: Version of the daemon.
     version: str
+
+
+class HostMachines(TypedDict):
+    """Host with its machines. Also the answer of `GET /v1/hosts`, of which the first is the host
+    that was asked.
+    """
+
+    #: Why another host has not answered.
+    failure: NotRequired[str | None]
+    #: Its machines; of another host those whose capsules this one may read.
+    machines: list[MachineInfo]
+    memory: NotRequired[HostMemory | None]
+    #: Name of the host.
+    name: Name
 
 
 class HostMemory(TypedDict):
@@ -2934,6 +2950,7 @@ __all__ = [
     "HostEventSettings",
     "HostEventTakeover",
     "HostInfo",
+    "HostMachines",
     "HostMemory",
     "HostPort",
     "ImageDiff",

@@ -53,6 +53,9 @@ impl Daemon {
         self.networks.check_ports(&request.publish, &ports)?;
         request.cloud_init.as_ref().map_or(Ok(()), cloud_init::check)?;
         config.accel = whimbrel_qemu::best_accel(self.qemu()?);
+        if let Some(asked) = &request.cpu {
+            config.cpu = self.cpu_model(asked, config.accel)?;
+        }
         self.materialize_boot_files(&manifest)?;
         let (capsule, manifest) = self.grown((capsule, manifest), request.disk_size)?;
         let _grown = self.store.pin(&capsule).map_err(&use_it)?;

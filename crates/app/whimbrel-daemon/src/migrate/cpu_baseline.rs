@@ -68,11 +68,14 @@ impl Daemon {
         baseline(&all)
     }
 
-    /// The text of `asked` for `run --cpu`, with the common model of all trusted hosts for `baseline`.
-    pub(crate) fn asked_cpu(self: &Arc<Self>, asked: &str) -> Result<String, DaemonError> {
-        if asked != BASELINE {
-            return Ok(asked.to_owned());
-        }
+    /// The model that a user has asked for, with that of all trusted hosts for `baseline`.
+    pub(crate) fn cpu_model(self: &Arc<Self>, asked: &str, accel: Accel) -> Result<String, DaemonError> {
+        let common = (asked == BASELINE).then(|| self.common_cpu()).transpose()?;
+        whimbrel_core::cpu_model(common.as_deref().unwrap_or(asked), accel)
+            .map_err(|error| DaemonError::Invalid { reason: error.to_string() })
+    }
+
+    fn common_cpu(self: &Arc<Self>) -> Result<String, DaemonError> {
         let trusted = self.trust_list()?.into_iter();
         let hosts = trusted.filter(|entry| entry.address.is_some()).map(|entry| entry.name).collect();
         Ok(self.cpu_baseline(&CpuBaselineRequest { hosts })?.model)

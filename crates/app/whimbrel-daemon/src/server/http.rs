@@ -173,6 +173,7 @@ fn machine_routes(calls: Calls) -> Calls {
         Ports (name: MachineName) (request: PortsRequest) => move |host| host.change_ports(&name, &request);
         CreateNetwork () (request: NetworkRequest) => move |host| host.networks.create(&request);
         DeleteNetwork (name: NetworkName) () => move |host| host.delete_network(name.0.as_str());
+        Hosts () () => |host| host.hosts();
         Trusted () () => |host| host.trust_list();
         Trust () (entry: TrustEntry) => move |host| host.trust_add(entry);
         Limit (name: HostName) (rights: RefRights) => move |host| host.trust_limit(&name, rights);

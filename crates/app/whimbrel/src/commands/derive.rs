@@ -30,6 +30,9 @@ pub(crate) struct Args {
     /// Number of virtual CPUs [default: that of the parent]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
     cpus: Option<u32>,
+    /// CPU model, as of `whimbrel run` [default: that of the parent]
+    #[arg(long, value_name = "MODEL[,+FEATURE|,-FEATURE]")]
+    cpu: Option<String>,
     /// Network port in a bridge of this host, or `none` for an unplugged one (repeatable) [default: the ports
     /// of the parent with new hardware addresses]
     #[arg(long = "net", value_name = "BRIDGE[,mac=ADDRESS]")]
@@ -49,6 +52,7 @@ impl Args {
             name: self.name,
             memory: self.memory,
             cpus: self.cpus,
+            cpu: self.cpu,
             profile: None,
             tpm: false,
             nics: (!nics.is_empty()).then_some(nics),

@@ -51,6 +51,9 @@ pub(crate) struct Args {
     /// Number of virtual CPUs
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     cpus: u32,
+    /// CPU model, as of `whimbrel run` [default: that of the image]
+    #[arg(long, value_name = "MODEL[,+FEATURE|,-FEATURE]")]
+    cpu: Option<String>,
     /// Size of the disk [default: that of the image]
     #[arg(long, value_name = "SIZE")]
     disk_size: Option<ByteSize>,
@@ -99,6 +102,7 @@ impl Args {
             name: self.name,
             memory: Some(self.memory),
             cpus: Some(self.cpus),
+            cpu: self.cpu,
             profile: self.profile.map(Into::into),
             tpm: self.tpm,
             nics: Some(nics),

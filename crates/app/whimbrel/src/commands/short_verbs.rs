@@ -211,20 +211,32 @@ Examples:
     }
 
     ps {
-        /// List the machines of this host
+        /// List the machines of this host, or of all hosts
         "\
 Examples:
   whimbrel ps
+  whimbrel ps --all-hosts
   whimbrel ps --label tier=front --label owner
   whimbrel ps --json | jq -r '.[].name'";
         {
             /// Only machines with this label, of this value or of any (repeatable)
             #[arg(long = "label", value_name = "KEY[=VALUE]")]
             labels: Vec<String>,
+            /// Machines of the hosts that this one trusts as well
+            #[arg(long)]
+            all_hosts: bool,
         };
         |args, context| {
+            let wanted = |machine: &MachineInfo| {
+                args.labels.iter().all(|label| machine_text::has_label(machine, label))
+            };
+            if args.all_hosts {
+                let mut all = context.client.hosts().await?;
+                all.iter_mut().for_each(|host| host.machines.retain(wanted));
+                return context.output.result(all.as_slice(), machine_text::list_of_hosts);
+            }
             let mut all = context.client.machines().await?;
-            all.retain(|machine| args.labels.iter().all(|label| machine_text::has_label(machine, label)));
+            all.retain(wanted);
             context.output.result(all.as_slice(), machine_text::list)
         }
     }

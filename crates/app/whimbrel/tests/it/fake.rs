@@ -112,6 +112,8 @@ fn router(script: Arc<Script>) -> Router {
     let done = || async { StatusCode::NO_CONTENT };
     Router::new()
         .route(routes::HOST, get(host))
+        .route(routes::HOSTS, get(hosts))
+        .route(routes::USAGE, get(|| async { Json(usage()) }))
         .route(routes::MACHINES, get(machines).post(machine))
         .route(routes::MACHINE, get(machine).delete(done))
         .route(routes::MACHINE_STOP, post(machine))
@@ -229,6 +231,19 @@ async fn host_events() -> impl IntoResponse {
 
 async fn machines(State(script): State<Arc<Script>>) -> Json<Value> {
     Json(json!([script.machine()]))
+}
+
+async fn hosts(State(script): State<Arc<Script>>) -> Json<Value> {
+    let memory = json!({"total": 1 << 30, "spare": 1 << 29});
+    Json(json!([
+        {"name": "alpha", "memory": memory, "machines": [script.machine()]},
+        {"name": "beta", "machines": [], "failure": "no answer within 5 s"},
+    ]))
+}
+
+fn usage() -> Value {
+    json!([{"name": "web", "at_ms": 1000, "cpu_ms": 500, "resident": 65536, "received": 1, "sent": 2, "read": 3,
+        "written": 4}])
 }
 
 async fn capsules(State(script): State<Arc<Script>>) -> Json<Value> {

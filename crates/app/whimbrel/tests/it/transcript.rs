@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 const VERBS: &[&str] = &[
     "ps",
+    "ps --all-hosts",
     "run web --memory 1M --disk /img/web.img,size=8K --net br0",
     "stop web",
     "unpause web",

@@ -93,6 +93,7 @@ endpoints! {
     Remote = GET REMOTE: Viewer Everything, "ls --from";
     CpuBaseline = POST CPU_BASELINE: Viewer Everything, "cpu baseline";
     Cache = GET CACHE: Viewer Everything, "cache";
+    Hosts = GET HOSTS: Viewer Everything, "ps --all-hosts";
     Trusted = GET TRUST: Viewer Everything, "trust ls";
 
     Run = POST MACHINES: Operator Objects, "run";

@@ -22,7 +22,7 @@ use crate::{
     guest::SetGuestPermissions,
     migrate::cpu_baseline::QueryCpu,
     network::tunnel,
-    peers::connections::RequestClass,
+    peers::{connections::RequestClass, hosts::QueryMachines},
 };
 use bytes::Bytes;
 use request_table::{HostRequest, authorize};
@@ -297,6 +297,11 @@ impl IncomingCall {
                 let cpu = host.own_cpu().map_err(|error| refused(&error_chain(&error)))?;
                 Reply::of::<QueryCpu>(&cpu, Bytes::new())
             }
+            HostRequest::QueryMachines => {
+                let after = request.decode::<QueryMachines>()?;
+                let machines = host.answer_machines(&caller, after.as_ref());
+                Reply::of::<QueryMachines>(&(), machines.map_err(|error| refused(&error_chain(&error)))?)
+            }
             HostRequest::SetGuestPermissions => set_guest_permissions(host, &request),
             HostRequest::EvacuateHost => answer_evacuation(host, &caller, &request),
             HostRequest::ListRefs
@@ -443,6 +448,7 @@ mod tests {
             ("SetGuestPermissions", call::<SetGuestPermissions>()),
             ("EvacuateHost", call::<EvacuateHost>()),
             ("QueryCpu", call::<QueryCpu>()),
+            ("QueryMachines", call::<QueryMachines>()),
         ];
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/server/peer_rpc/messages.txt");
         check(path, HOST_CALLS.range(), &samples);

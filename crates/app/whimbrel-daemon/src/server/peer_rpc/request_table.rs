@@ -14,7 +14,7 @@ use crate::{
     guest::SetGuestPermissions,
     migrate::cpu_baseline::QueryCpu,
     network::tunnel,
-    peers::connections::RequestClass,
+    peers::{connections::RequestClass, hosts::QueryMachines},
     transfer::handoff::{ClaimMachine, GrantMachine, PrepareHandoff},
 };
 use whimbrel_core::{MachineName, RefName};
@@ -68,6 +68,7 @@ kinds! {
     SetGuestPermissions = SetGuestPermissions::KIND,
     EvacuateHost = EvacuateHost::KIND,
     QueryCpu = QueryCpu::KIND,
+    QueryMachines = QueryMachines::KIND,
     ListRefs = ListRefs::KIND,
     HasObjects = HasObjects::KIND,
     Objects = Objects::KIND,
@@ -108,7 +109,7 @@ pub(crate) enum Subject {
     PulledRefs,
     /// Capsules and their objects, each of which is judged when it is found.
     Capsules,
-    /// Machines of this host, each of which is judged when it is about to move.
+    /// Machines of this host, each of which is judged when it is about to move or to be listed.
     Machines,
 }
 
@@ -173,6 +174,7 @@ impl HostRequest {
             Self::ListRefs | Self::HasObjects | Self::Objects | Self::BlobRange | Self::LeafPages => {
                 need(STORE, Access::Read, Subject::Capsules)
             }
+            Self::QueryMachines => need(STORE, Access::Read, Subject::Machines),
             Self::Retain => need(STORE, Access::Read, Subject::Capsules),
             Self::RemotePull => need(STORE, Access::Write, Subject::PulledRefs),
             Self::RemotePullStatus => need(STORE, Access::Use, Subject::Host),

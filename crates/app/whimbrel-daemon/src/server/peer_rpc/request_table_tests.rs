@@ -22,8 +22,8 @@ fn documented(kind: u16) -> (&'static [Right], Access) {
         0x0111 | 0x0112 | 0x0601 => (&[], Access::Use),
         0x0140..=0x0142 => (&[Right::Migrate, Right::Store], Access::Write),
         0x0161 => (&[Right::Migrate, Right::Guest], Access::Use),
-        // Each object is judged: `transfer/capsule_access.rs`.
-        0x0200..=0x0204 | 0x0206 | 0x0209 => (&[Right::Store], Access::Use),
+        // Each object is judged: `transfer/capsule_access.rs`, `peers/hosts.rs`.
+        0x0164 | 0x0200..=0x0204 | 0x0206 | 0x0209 => (&[Right::Store], Access::Use),
         0x0205 => (&[Right::Store], Access::Write),
         0x0300 => (&[Right::Protect], Access::Write),
         0x0301..=0x0309 => (&[Right::Protect], Access::Use),
