@@ -48,7 +48,7 @@ pub struct HostMachines {
     /// Memory for machines, if it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<HostMemory>,
-    /// Its machines; of another host those whose capsules this one may read.
+    /// Machines of the host; of another one those whose capsules the asked host may read.
     pub machines: Vec<MachineInfo>,
     /// Why another host has not answered.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -944,7 +944,7 @@ class HostMachines(TypedDict):
 
     #: Why another host has not answered.
     failure: NotRequired[str | None]
-    #: Its machines; of another host those whose capsules this one may read.
+    #: Machines of the host; of another one those whose capsules the asked host may read.
     machines: list[MachineInfo]
     memory: NotRequired[HostMemory | None]
     #: Name of the host.

@@ -95,13 +95,13 @@ pub(super) fn debootstrap(root: &Path, packages: &str) -> Result<(), GuestError>
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Source {
+pub(super) struct Mirror {
     pub(super) url: String,
     suite: String,
 }
 
 /// First Debian source in the host's own configuration.
-pub(super) fn mirror() -> Result<Source, GuestError> {
+pub(super) fn mirror() -> Result<Mirror, GuestError> {
     let mut files = vec![PathBuf::from("/etc/apt/sources.list")];
     files.extend(
         fs::read_dir("/etc/apt/sources.list.d").into_iter().flatten().flatten().map(|entry| entry.path()),
@@ -112,7 +112,7 @@ pub(super) fn mirror() -> Result<Source, GuestError> {
 }
 
 /// Parses `deb [options] URL SUITE COMPONENT…` (sources.list(5)).
-fn one_line_source(text: &str) -> Option<Source> {
+fn one_line_source(text: &str) -> Option<Mirror> {
     text.lines().find_map(|line| {
         let mut line = line.trim().strip_prefix("deb ")?.trim_start();
         if line.starts_with('[') {
@@ -124,7 +124,7 @@ fn one_line_source(text: &str) -> Option<Source> {
 }
 
 /// Parses stanzas of `URIs:` and `Suites:` (deb822 format).
-fn stanza_source(text: &str) -> Option<Source> {
+fn stanza_source(text: &str) -> Option<Mirror> {
     text.split("\n\n").find_map(|stanza| {
         let field = |name: &str| {
             let line = stanza.lines().find_map(|line| line.strip_prefix(name))?;
@@ -135,10 +135,10 @@ fn stanza_source(text: &str) -> Option<Source> {
 }
 
 /// Accepts the main archive: other sources have no plain release name as their suite, or another path.
-fn debian_source(url: &str, suite: &str) -> Option<Source> {
+fn debian_source(url: &str, suite: &str) -> Option<Mirror> {
     let is_debian = url.trim_end_matches('/').ends_with("/debian");
     let is_release = suite.chars().all(|c| c.is_ascii_lowercase());
-    (is_debian && is_release).then(|| Source { url: url.to_owned(), suite: suite.to_owned() })
+    (is_debian && is_release).then(|| Mirror { url: url.to_owned(), suite: suite.to_owned() })
 }
 
 fn initrd(kernel: &kernel::Kernel) -> Result<Vec<u8>, GuestError> {
@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn the_mirror_is_read_from_either_form_of_source() {
-        let expected = Some(Source { url: "http://mirror.test/debian".into(), suite: "bookworm".into() });
+        let expected = Some(Mirror { url: "http://mirror.test/debian".into(), suite: "bookworm".into() });
         let line =
             "# deb http://no.test/debian x main\ndeb [arch=amd64] http://mirror.test/debian bookworm main\n";
         assert_eq!(one_line_source(line), expected);

@@ -10,8 +10,8 @@ use std::{
     process::Command,
 };
 
-/// Returns the folder of a Debian of this release with these packages, installed on the first use, which takes
-/// minutes. It is for `chroot`; all users share it.
+/// Returns the folder of a Debian of this release with these packages, installed on the first use, which
+/// takes minutes. It is for `chroot`; all users share it.
 pub fn debian_root(name: &str, suite: &str, packages: &[&str]) -> Result<PathBuf, GuestError> {
     let place = once("guest-debian", name, |place| install(&place.join("root"), suite, packages))?;
     Ok(place.join("root"))

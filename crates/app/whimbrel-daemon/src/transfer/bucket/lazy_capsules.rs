@@ -55,7 +55,7 @@ struct FoundInBucket {
     store: Store,
     files: Arc<BucketFiles>,
     capsule: CapsuleId,
-    /// Its name in the bucket, if it has one.
+    /// Name in the bucket, if it has one.
     name: Option<RefName>,
 }
 
