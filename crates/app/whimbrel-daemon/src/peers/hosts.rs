@@ -23,8 +23,9 @@ use whimbrel_wire::{Call, range};
 
 /// Most machines in one answer: with long notes and many ports they still fit into a payload.
 const PART: usize = 256;
-/// Most answers of a host that are read.
+/// Most answers of a host that are read, and most bytes of them.
 const PARTS_MAX: usize = 64;
+const BYTES_MAX: usize = 32 << 20;
 /// Longest wait for the answers of all hosts.
 const WAIT: Duration = Duration::from_secs(5);
 
@@ -90,10 +91,15 @@ impl Daemon {
     fn machines_of(&self, host: &HostName) -> Result<Part, DaemonError> {
         let link = WireLink(self.peer_connection(host)?);
         let mut whole = Part { memory: None, machines: Vec::new() };
+        let mut bytes = 0;
         for _ in 0..PARTS_MAX {
             let after = whole.machines.last().map(|machine| machine.name.clone());
             let answer = call::<QueryMachines>(&link, &after, Bytes::new());
             let ((), payload) = answer.map_err(|error| transfer_error(host, error))?;
+            bytes += payload.len();
+            if bytes > BYTES_MAX {
+                return Err(DaemonError::invalid(format!("{host} says more than a list of machines has")));
+            }
             let part: Part = serde_json::from_slice(&payload).map_err(|error| {
                 DaemonError::invalid(format!("{host} does not say what it runs: {error}"))
             })?;
