@@ -23,7 +23,7 @@ const KEPT = 150;
 
 const histories = new Store<Map<string, Rates[]>>(new Map());
 let before = new Map<string, MachineUsage>();
-let [lookers, timer] = [0, 0];
+let [lookers, timer, turn] = [0, 0, 0];
 
 /** None if the processes are others than before, which begin to count anew. */
 function ratesOf(old: MachineUsage, now: MachineUsage): Rates | undefined {
@@ -41,13 +41,14 @@ function ratesOf(old: MachineUsage, now: MachineUsage): Rates | undefined {
   return seconds > 0 && Object.values(rates).every((rate) => rate >= 0) ? rates : undefined;
 }
 
-async function look(): Promise<void> {
+/** Only the newest turn goes on, or each page that is left while an answer is awaited would add one. */
+async function look(mine: number): Promise<void> {
   try {
     if (!document.hidden) note(await call<MachineUsage[]>("GET /v1/usage", []));
   } catch {
     // The lists of the page say what does not answer.
   }
-  if (lookers > 0) timer = window.setTimeout(look, EVERY);
+  if (mine === turn) timer = window.setTimeout(() => void look(mine), EVERY);
 }
 
 function note(all: MachineUsage[]): void {
@@ -68,9 +69,11 @@ function note(all: MachineUsage[]): void {
 export function useUsage(): Map<string, Rates[]> {
   useEffect(() => {
     if (!may("GET /v1/usage")) return;
-    if (lookers++ === 0) void look();
+    if (lookers++ === 0) void look(++turn);
     return () => {
-      if (--lookers === 0) clearTimeout(timer);
+      if (--lookers > 0) return;
+      turn++;
+      clearTimeout(timer);
     };
   }, []);
   return histories.use();

@@ -35,8 +35,8 @@ use std::{
 };
 use tokio::runtime::Handle;
 use whimbrel_api::{
-    CloudInit, DiskSource, HostInfo, MachineInfo, NicRequest, PortRequest, PortsRequest, RunRequest,
-    StopMode, StopRequest,
+    CloudInit, DiskSource, HostInfo, MachineInfo, MachineState, NicRequest, PortRequest, PortsRequest,
+    RunRequest, StopMode, StopRequest,
 };
 use whimbrel_core::{
     Accel, ByteSize, DiskConfig, HostName, MachineConfig, MachineName, NicConfig, PAGE_SIZE,
@@ -372,7 +372,14 @@ impl Daemon {
         if request.mode == StopMode::Powerdown {
             match self.power_down_protected(&machine, patience) {
                 Some(Err(DaemonError::StillRunning { .. })) if request.force => {}
-                pressed => pressed.transpose().map(drop)?,
+                Some(Err(error)) => return Err(error),
+                // The thread that recorded it may still have the lock, and has planned a restart if the rule
+                // wants one.
+                Some(Ok(())) if machine.info().state == MachineState::Stopped => {
+                    self.self_starts.forget(name);
+                    return Ok(machine.info());
+                }
+                _ => {}
             }
         }
         self.unprotect_before_stop(name)?;

@@ -41,7 +41,7 @@ pub use probe::{
     Finding, KvmProbe, ProbeError, QemuBinary, Version, best_accel, choose_accel, find, findings, probe,
     probe_kvm,
 };
-pub use process::{HugePages, ProcessError, ProcessIdentity, QemuProcess};
+pub use process::{HugePages, ProcessError, ProcessIdentity, QemuProcess, last_output};
 pub use qmp::{MachineEvent, Qmp, QmpError, QmpState, ShutdownCause};
 pub use state::{DeviceState, MAX_STATE, RamBlock, StateError, StreamError, StreamHeader, compose};
 pub use tpm::{TPM_STATE, Tpm, TpmError};

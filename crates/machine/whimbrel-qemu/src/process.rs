@@ -215,16 +215,21 @@ impl QemuProcess {
 
     /// Last output of the process (at most 4 KiB), to quote in an error.
     pub fn last_output(&self) -> String {
-        let tail = || -> io::Result<String> {
-            let mut log = File::open(&self.log)?;
-            let end = log.metadata()?.len();
-            log.seek(SeekFrom::Start(end.saturating_sub(MAX_WORDS).max(self.log_start)))?;
-            let mut bytes = Vec::new();
-            log.take(MAX_WORDS).read_to_end(&mut bytes)?;
-            Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
-        };
-        tail().unwrap_or_default()
+        last_output(&self.log, self.log_start)
     }
+}
+
+/// The end of the log of a QEMU (at most 4 KiB), from byte `start` on; nothing if it cannot be read.
+pub fn last_output(log: &Path, start: u64) -> String {
+    let tail = || -> io::Result<String> {
+        let mut log = File::open(log)?;
+        let end = log.metadata()?.len();
+        log.seek(SeekFrom::Start(end.saturating_sub(MAX_WORDS).max(start)))?;
+        let mut bytes = Vec::new();
+        log.take(MAX_WORDS).read_to_end(&mut bytes)?;
+        Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
+    };
+    tail().unwrap_or_default()
 }
 
 /// Child process that is killed and reaped when dropped.

@@ -303,9 +303,11 @@ impl Daemon {
             runtime_dir::end(slot);
             self.save_tpm(record, slot);
         }
-        let has_shut_down = slot.is_some_and(|slot| RuntimeMark::ShutDown.is_on(&slot));
+        let has_shut_down = slot.as_ref().is_some_and(|slot| RuntimeMark::ShutDown.is_on(slot));
         let cause = std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string);
-        let reason = format!("it was gone {when}: {cause}");
+        let said = slot.as_deref().map(runtime_dir::last_output).unwrap_or_default();
+        let said = supervisor::last_line(&said).map(|line| format!("; its QEMU wrote last: {line}"));
+        let reason = format!("it was gone {when}: {cause}{}", said.unwrap_or_default());
         let (phase, end) = match has_shut_down {
             true => (Phase::Stopped, End::Shutdown),
             false => (Phase::Crashed { reason }, End::Failure),

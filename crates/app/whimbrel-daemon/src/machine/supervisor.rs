@@ -75,8 +75,13 @@ fn record_end(host: &Weak<Daemon>, machine: &Weak<Machine>, how: End) {
 
 /// Why a machine has crashed whose QEMU ended, with the last line that it wrote.
 fn reason(output: &str) -> String {
-    let last = output.lines().rev().map(str::trim).find(|line| !line.is_empty());
-    last.map_or_else(|| "its QEMU ended".to_owned(), |line| format!("its QEMU ended: {line}"))
+    last_line(output).map_or_else(|| "its QEMU ended".to_owned(), |line| format!("its QEMU ended: {line}"))
+}
+
+/// Last line that a QEMU wrote, apart from warnings, which it lives on with.
+pub(super) fn last_line(output: &str) -> Option<&str> {
+    let is_news = |line: &&str| !line.is_empty() && !line.contains("warning:");
+    output.lines().rev().map(str::trim).find(is_news)
 }
 
 #[cfg(test)]
@@ -86,6 +91,7 @@ mod tests {
     #[test]
     fn a_crash_is_told_with_the_last_line_that_qemu_wrote() {
         assert_eq!(reason(""), "its QEMU ended");
+        assert_eq!(reason("qemu: warning: no such feature\n"), "its QEMU ended");
         assert_eq!(
             reason("qemu: warning: old\nqemu: KVM internal error\n\n"),
             "its QEMU ended: qemu: KVM internal error"

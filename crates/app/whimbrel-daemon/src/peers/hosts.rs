@@ -76,14 +76,13 @@ impl Daemon {
         let deadline = Instant::now() + WAIT;
         while let Ok((name, said)) = answers.recv_timeout(deadline.saturating_duration_since(Instant::now()))
         {
-            let place = all.iter_mut().find(|host| host.name == name);
-            place.into_iter().for_each(|place| match &said {
-                Ok(part) => {
-                    place.machines.clone_from(&part.machines);
-                    (place.memory, place.failure) = (part.memory, None);
+            let Some(place) = all.iter_mut().find(|host| host.name == name) else { continue };
+            match said {
+                Ok(Part { memory, machines }) => {
+                    *place = HostMachines { name, memory, machines, failure: None }
                 }
-                Err(error) => place.failure = Some(error_chain(error)),
-            });
+                Err(error) => place.failure = Some(error_chain(&error)),
+            }
         }
         Ok(all)
     }

@@ -328,6 +328,11 @@ pub fn sweep(runtime_dirs: &Path, is_owned: impl Fn(&str) -> bool) -> Result<(),
     Ok(())
 }
 
+/// Last output of the QEMU of a runtime directory.
+pub fn last_output(slot: &Path) -> String {
+    whimbrel_qemu::last_output(&qemu_dir(slot).join("qemu.log"), 0)
+}
+
 /// Ends the recorded processes of a runtime directory that still live: QEMU, and who has it.
 pub fn end(slot: &Path) {
     end_machine_process(slot);
