@@ -132,12 +132,12 @@ async function* linesOf(answer: Response): AsyncGenerator<string[]> {
 }
 
 /**
- * Opens a serial console. A browser cannot set headers of a WebSocket, so the token is among the offered
- * subprotocols, which the daemon reads and does not log.
+ * Opens the serial console or the screen of a machine. A browser cannot set headers of a WebSocket, so the token
+ * is among the offered subprotocols, which the daemon reads and does not log.
  */
-export function openConsole(name: string): WebSocket {
-  const [, url] = path("GET /v1/machines/{name}/console", [name]);
-  const socket = new WebSocket(url, ["whimbrel-console", `bearer.${token() ?? ""}`]);
+export function openSocket(kind: "console" | "display", name: string): WebSocket {
+  const [, url] = path(`GET /v1/machines/{name}/${kind}`, [name]);
+  const socket = new WebSocket(url, [`whimbrel-${kind}`, `bearer.${token() ?? ""}`]);
   socket.binaryType = "arraybuffer";
   return socket;
 }

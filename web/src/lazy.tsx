@@ -1,60 +1,111 @@
 // Parts of the page that come in files of their own when they are first shown.
 import { useEffect, useRef, useState } from "preact/hooks";
-import { openConsole } from "./api";
+import { openSocket } from "./api";
 import { bytes, count, duration } from "./format";
 import { Table } from "./parts";
 import type { RoundInfo } from "./schema";
 import type { Rates } from "./usage";
 
 type ConsoleModule = typeof import("./console");
+type DisplayModule = typeof import("./display");
 type ChartModule = typeof import("./chart");
 type Drawn<Point> = import("./chart").Drawn<Point>;
 
 // The build leaves these imports as they are, so they name files of the daemon.
 const consoleModule = (): Promise<ConsoleModule> => import(/* @vite-ignore */ "/console.js" as string);
+const displayModule = (): Promise<DisplayModule> => import("/display.js" as string);
 const chartModule = (): Promise<ChartModule> => import("/chart.js" as string);
 
-/** The serial console of a machine, typed into. */
-export function Console({ name }: { name: string }) {
+/** What a file of its own shows over a socket, in a place of the page. */
+interface Shown {
+  focus(): void;
+  close(): void;
+}
+
+/**
+ * Opens what a socket shows, and again when the user asks for it. Returns the place, what is open, and why it
+ * has ended.
+ */
+function useShown<Open extends Shown>(
+  what: string,
+  name: string,
+  open: (place: HTMLElement, ended: (opened: boolean) => void) => Promise<Open>,
+) {
   const place = useRef<HTMLDivElement>(null);
+  const shown = useRef<Open | null>(null);
   const [problem, setProblem] = useState<string>();
   const [turn, again] = useState(0);
   useEffect(() => {
-    let [live, close] = [true, () => {}];
+    let live = true;
     setProblem(undefined);
     const ended = (opened: boolean) =>
       live &&
       setProblem(
         opened
-          ? "The console has ended: the machine stopped, or the token may not use it any more."
-          : "The console cannot be opened.",
+          ? `The ${what} has ended: the machine stopped, or the token may not use it any more.`
+          : `The ${what} cannot be opened.`,
       );
-    void consoleModule().then((module) => {
-      if (!live || !place.current) return;
-      const terminal = module.openConsole(place.current, openConsole(name), ended);
-      terminal.focus();
-      close = terminal.close;
-    });
+    if (place.current)
+      void open(place.current, ended).then((one) => {
+        if (!live) return one.close();
+        shown.current = one;
+        one.focus();
+      });
     return () => {
       live = false;
-      close();
+      shown.current?.close();
+      shown.current = null;
     };
   }, [name, turn]);
+  const notice = problem && (
+    <p class="notice" role="status">
+      {problem}{" "}
+      <button type="button" onClick={() => again(turn + 1)}>
+        Connect again
+      </button>
+    </p>
+  );
+  return { place, shown, notice };
+}
+
+/** The serial console of a machine, typed into. */
+export function Console({ name }: { name: string }) {
+  const { place, notice } = useShown("console", name, async (place, ended) =>
+    (await consoleModule()).openConsole(place, openSocket("console", name), ended),
+  );
   return (
     <>
-      {problem && (
-        <p class="notice" role="status">
-          {problem}{" "}
-          <button type="button" onClick={() => again(turn + 1)}>
-            Connect again
-          </button>
-        </p>
-      )}
+      {notice}
       <div class="serial" role="region" aria-label={`Serial console of ${name}`}>
         <div ref={place} />
       </div>
       <p class="hint">
         Tab and Ctrl-C go to the guest. To leave the terminal with the keyboard, use Ctrl-Shift-L.
+      </p>
+    </>
+  );
+}
+
+/** The screen of a machine, with its keyboard and pointer. */
+export function Display({ name }: { name: string }) {
+  const { place, shown, notice } = useShown("screen", name, async (place, ended) =>
+    (await displayModule()).openDisplay(place, openSocket("display", name), ended),
+  );
+  return (
+    <>
+      {notice}
+      <div class="actions">
+        <button type="button" onClick={() => shown.current?.sendCtrlAltDel()}>
+          Send Ctrl-Alt-Delete
+        </button>
+        <button type="button" onClick={() => void place.current?.requestFullscreen()}>
+          Full screen
+        </button>
+      </div>
+      <div class="screen" role="region" aria-label={`Screen of ${name}`} ref={place} />
+      <p class="hint">
+        All keys go to the guest while its screen has the keyboard. To leave it with the keyboard, use
+        Ctrl-Shift-L. All who look see the same screen.
       </p>
     </>
   );

@@ -72,6 +72,25 @@ async function typesIntoTheConsole(page) {
   await picture(page, "console");
 }
 
+async function seesTheScreen(page) {
+  await go(page, "machines/web/display");
+  const screen = page.getByRole("region", { name: "Screen of web" });
+  await page.locator(".screen[data-open] canvas").waitFor();
+  const colours = () =>
+    screen.locator("canvas").evaluate((canvas) => {
+      const points = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+      return new Set(new Uint32Array(points.buffer)).size;
+    });
+  for (let turn = 0; turn < 100 && (await colours()) < 2; turn++) await page.waitForTimeout(100);
+  check((await colours()) > 1, "the screen is blank");
+  await inspect(page, "the screen");
+  await picture(page, "screen");
+  // The keyboard is the guest's until it is asked back.
+  await screen.locator("canvas").click();
+  await page.keyboard.press("Control+Shift+KeyL");
+  check((await page.evaluate(() => document.activeElement?.tagName)) === "H1", "the keyboard stays there");
+}
+
 async function savesIt(page) {
   await go(page, "machines/web");
   await page.getByRole("button", { name: "Checkpoint" }).click();
@@ -336,6 +355,7 @@ await run(async (browser) => {
   const page = await enter(browser, settings.operator);
   await page.getByRole("link", { name: "web", exact: true }).waitFor();
   await step("console", () => typesIntoTheConsole(page));
+  await step("screen", () => seesTheScreen(page));
   await step("viewer", () => offersAViewerNothing(browser));
   await step("checkpoint", () => savesIt(page));
   await step("schedule", () => schedulesWork(page));

@@ -47,7 +47,7 @@ fn a_browser_does_what_its_token_allows_and_shows_what_happens() {
     let alpha = cluster.host("alpha");
     // It writes, so that its migration has rounds.
     let work = Work::Dirty { region_mib: 32, pages_per_second: 2000, bytes_per_page: 64 };
-    Guest { work, ..Guest::small("web") }.run(&cluster, alpha);
+    Guest { work, arguments: vec!["--display".to_owned()], ..Guest::small("web") }.run(&cluster, alpha);
     // A text that would be a script if the page took it for one.
     alpha.run(&["checkpoint", "web", "--tag", "before", "--label", "note=<img src=x onerror=alert(1)>"]);
     let settings = json!({

@@ -4,7 +4,7 @@ import { Actions, failover, protect, unprotect } from "../actions";
 import { consoleLog, Failure, may } from "../api";
 import { ask } from "../dialog";
 import { age, bytes, count, duration, percent, short, time } from "../format";
-import { Console, UsageChart } from "../lazy";
+import { Console, Display, UsageChart } from "../lazy";
 import { heard } from "../live";
 import { Bar, Facts, Head, Loaded, moves, Section, StateBadge, Table } from "../parts";
 import type { GraphNode, HostEvent, MachineInfo, NetworkInfo, ProtectionInfo } from "../schema";
@@ -15,6 +15,7 @@ import { CapsuleTree } from "./capsules";
 const TABS = [
   ["", "Overview"],
   ["console", "Console"],
+  ["display", "Screen"],
   ["log", "Log"],
   ["protection", "Protection"],
   ["capsules", "Capsules"],
@@ -23,7 +24,7 @@ const TABS = [
 export function Machine({ name, tab }: { name: string; tab: string }) {
   const polled = usePoll<MachineInfo>("GET /v1/machines/{name}", [name], 2000, moves);
   const machine = polled.data;
-  const tabs = TABS.filter(([one]) => one !== "console" || may("GET /v1/machines/{name}/console"));
+  const tabs = TABS.filter(([one]) => hasTab(one, machine));
   return (
     <>
       <p class="path">
@@ -47,6 +48,13 @@ export function Machine({ name, tab }: { name: string; tab: string }) {
   );
 }
 
+/** Whether there is such a view of a machine, and this user may have it. */
+function hasTab(tab: string, machine: MachineInfo | undefined): boolean {
+  if (tab === "console") return may("GET /v1/machines/{name}/console");
+  if (tab === "display") return !!machine?.display && may("GET /v1/machines/{name}/display");
+  return true;
+}
+
 function View({ machine, tab }: { machine: MachineInfo; tab: string }) {
   switch (tab) {
     case "console":
@@ -54,6 +62,14 @@ function View({ machine, tab }: { machine: MachineInfo; tab: string }) {
         <Console name={machine.name} />
       ) : (
         <p class="empty">A machine has a console while it runs.</p>
+      );
+    case "display":
+      return machine.pid && machine.display ? (
+        <Display name={machine.name} />
+      ) : (
+        <p class="empty">
+          {machine.display ? "A machine has a screen while it runs." : "This machine has no screen."}
+        </p>
       );
     case "log":
       return <Log name={machine.name} />;

@@ -182,6 +182,7 @@ def creation_of(options: Mapping[str, Any]) -> dict[str, Any]:
         "cpu": options["cpu"],
         "profile": options["profile"],
         "tpm": options["tpm"],
+        "display": options["display"],
         "nics": None if nics is None else [nic_of(text) for text in nics],
         "publish": [port_of(text) for text in options["publish"] or []],
         "settings": settings_of(options),

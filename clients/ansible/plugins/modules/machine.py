@@ -69,9 +69,13 @@ options:
   profile:
     description: Hardware of the machine.
     type: str
-    choices: [default, uefi, micro]
+    choices: [default, uefi, desktop, micro]
   tpm:
     description: Whether it has a TPM 2.0.
+    type: bool
+    default: false
+  display:
+    description: Whether it has a screen, a keyboard and a pointer.
     type: bool
     default: false
   networks:
@@ -227,8 +231,9 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "memory": {"type": "str"},
     "cpus": {"type": "int"},
     "cpu": {"type": "str"},
-    "profile": {"type": "str", "choices": ["default", "uefi", "micro"]},
+    "profile": {"type": "str", "choices": ["default", "uefi", "desktop", "micro"]},
     "tpm": {"type": "bool", "default": False},
+    "display": {"type": "bool", "default": False},
     "networks": {"type": "list", "elements": "str"},
     "publish": {"type": "list", "elements": "str"},
     "ssh_keys": {"type": "list", "elements": "str"},

@@ -62,17 +62,17 @@ pub use lineage::{
     PromoteReport, PromoteRequest, RefRights, RefVersion, Tagged,
 };
 pub use machine::{
-    BalloonRequest, BalloonTarget, CheckpointRequest, CloneNetwork, CloneRequest, DiskInfo, DiskSource,
-    HandoverDecision, MachineInfo, MachineProcess, MachineState, MigrateMode, MigrateRequest, MoveNetwork,
-    NicInfo, NicRequest, ResolveRequest, ResumeMode, ResumeRequest, RewindRequest, RunRequest, StopMode,
-    StopRequest, SuspendRequest, TunnelInfo,
+    BalloonRequest, BalloonTarget, CheckpointRequest, CloneNetwork, CloneRequest, DiskInfo, HandoverDecision,
+    MachineInfo, MachineProcess, MachineState, MigrateMode, MigrateRequest, MoveNetwork, NicInfo,
+    ResolveRequest, ResumeMode, ResumeRequest, RewindRequest, RunRequest, StopMode, StopRequest,
+    SuspendRequest, TunnelInfo,
 };
 pub use migration::{DowntimeInfo, MigrationEnd, MigrationId, MigrationRecord, RoundsEnd};
 pub use network::{
     HostPort, NetworkAddress, NetworkInfo, NetworkRequest, PortProtocol, PortRequest, PortsRequest,
     PublishedPort,
 };
-pub use new_machine::{CloudInit, Profile};
+pub use new_machine::{CloudInit, DiskSource, NicRequest, Profile};
 pub use openapi::{documented_calls, openapi, openapi_json, success_status};
 pub use operation::{
     CaptureReport, Damage, NetworkHandover, Operation, OperationId, OperationKind, OperationResult,
@@ -86,8 +86,8 @@ pub use schedule::{
     Retention, ScheduleInfo, ScheduleReport, ScheduleRequest, ScheduleRunRequest, ScheduledRun, ScheduledWork,
 };
 pub use settings::{
-    Autostart, MachineSettings, RESTARTS_MAX, RenameRequest, RestartInfo, RestartPolicy, RestartRule,
-    SettingsRequest,
+    Autostart, HardwareChange, MachineSettings, RESTARTS_MAX, RenameRequest, RestartInfo, RestartPolicy,
+    RestartRule, SettingsRequest,
 };
 pub use token::{CallerInfo, NewToken, Role, RoleError, TokenInfo, TokenRequest};
 pub use transfer::{

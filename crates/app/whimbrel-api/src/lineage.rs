@@ -31,6 +31,9 @@ pub struct DeriveRequest {
     /// Whether it gets a TPM 2.0 if its parent has none. The TPM of a parent stays, with what is in it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub tpm: bool,
+    /// Whether it gets a screen, a keyboard and a pointer if its parent has none.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub display: bool,
     /// Network ports [default: those of the parent with new hardware addresses].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nics: Option<Vec<NicRequest>>,

@@ -2,8 +2,8 @@
 
 use crate::openapi_names::Name;
 use crate::{
-    CapsuleRef, CloudInit, MachineSettings, OperationId, Profile, ProtectionInfo, RestartInfo, SelfService,
-    TakeoverInfo, Uploads,
+    CapsuleRef, CloudInit, DiskSource, MachineSettings, NicRequest, OperationId, Profile, ProtectionInfo,
+    RestartInfo, SelfService, TakeoverInfo, Uploads,
 };
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, net::IpAddr, path::PathBuf};
@@ -30,6 +30,9 @@ pub struct MachineInfo {
     pub disks: Vec<DiskInfo>,
     /// Network ports, in the order of their device ids.
     pub nics: Vec<NicInfo>,
+    /// Whether it has a screen, a keyboard and a pointer.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub display: bool,
     /// Process id of the QEMU process, if there is one.
     pub pid: Option<u32>,
     /// Process of its own that serves it, while it is at rest; none while the daemon serves it.
@@ -229,6 +232,9 @@ pub struct RunRequest {
     /// Whether it has a TPM 2.0.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub tpm: bool,
+    /// Whether it has a screen, a keyboard and a pointer, for viewers of VNC.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub display: bool,
     /// Number of virtual CPUs.
     #[serde(default = "one")]
     pub cpus: u32,
@@ -270,31 +276,6 @@ pub struct RunRequest {
 
 fn one() -> u32 {
     1
-}
-
-/// File that a new disk starts from.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct DiskSource {
-    /// Absolute path of a raw image on the host.
-    #[schema(value_type = String)]
-    pub path: PathBuf,
-    /// Size of the virtual disk, if larger than the file; the rest reads as zeros.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<u64>)]
-    pub size: Option<ByteSize>,
-}
-
-/// Network port of a new machine.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct NicRequest {
-    /// Bridge on the host; none leaves the port unplugged.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bridge: Option<String>,
-    /// Hardware address [default: a random one].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mac: Option<String>,
 }
 
 /// Way to stop a machine.

@@ -44,6 +44,7 @@ paths! {
     EVACUATE = "/v1/evacuate";
     MACHINE_CONSOLE = "/v1/machines/{name}/console";
     MACHINE_CONSOLE_LOG = "/v1/machines/{name}/console/log";
+    MACHINE_DISPLAY = "/v1/machines/{name}/display";
     MIGRATIONS = "/v1/migrations";
     RESUME = "/v1/resume";
     CLONE = "/v1/clone";
@@ -100,8 +101,11 @@ pub const REBASE_ONTO: &str = "onto";
 pub const DELETE_UNREADABLE: &str = "unreadable";
 /// Value of the `Upgrade` header that opens a console (RFC 9110, 7.8).
 pub const CONSOLE_PROTOCOL: &str = "whimbrel-console";
+/// Value of the `Upgrade` header that opens a screen: the stream is RFB (RFC 6143), without a password.
+pub const DISPLAY_PROTOCOL: &str = "whimbrel-display";
 /// Begin of the WebSocket subprotocol with which a browser shows its token: its scripts cannot set headers
-/// of a WebSocket. The answer chooses [`CONSOLE_PROTOCOL`], which has to be offered beside it.
+/// of a WebSocket. The answer chooses [`CONSOLE_PROTOCOL`] or [`DISPLAY_PROTOCOL`], which has to be offered
+/// beside it.
 pub const BEARER_SUBPROTOCOL: &str = "bearer.";
 /// Value of the `Upgrade` header that opens the protocol between hosts.
 pub const WIRE_PROTOCOL: &str = "whimbrel-wire";

@@ -1,10 +1,10 @@
-//! Settings of a machine on its host: when it starts by itself, and how people find it.
+//! Settings of a machine on its host: when it starts by itself, how people find it, and its hardware.
 
-use crate::openapi_names::Name;
+use crate::{NicRequest, openapi_names::Name};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use utoipa::ToSchema;
-use whimbrel_core::MachineName;
+use whimbrel_core::{ByteSize, MachineName};
 
 /// Most restarts in a row by default.
 pub const RESTARTS_MAX: u32 = 10;
@@ -126,6 +126,45 @@ pub struct SettingsRequest {
     /// Remark of its users; an empty one removes it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
+    /// Other hardware, for a machine that is stopped or crashed.
+    #[serde(default, skip_serializing_if = "HardwareChange::is_empty")]
+    pub hardware: HardwareChange,
+}
+
+/// Other hardware of a machine that does not run: what is absent stays as it is.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct HardwareChange {
+    /// Size of the guest memory, a multiple of 1 MiB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u64>)]
+    pub memory: Option<ByteSize>,
+    /// Number of virtual CPUs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<u32>,
+    /// CPU model, as of a new machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<String>,
+    /// Whether it has a screen, a keyboard and a pointer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub display: Option<bool>,
+    /// Sizes of empty disks to add after those that it has.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<u64>)]
+    pub add_disks: Vec<ByteSize>,
+    /// Network ports to add after those that it has.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub add_nics: Vec<NicRequest>,
+    /// Hardware addresses of network ports to remove.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub remove_nics: Vec<String>,
+}
+
+impl HardwareChange {
+    /// Whether nothing changes.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// Restarts of a machine that ended by itself.

@@ -1,5 +1,5 @@
-//! Raw streams: connections upgraded from HTTP to a byte stream (RFC 9110, 7.8), for the console of a machine
-//! and the protocol between hosts.
+//! Raw streams: connections upgraded from HTTP to a byte stream (RFC 9110, 7.8), for the console and
+//! the screen of a machine, and the protocol between hosts.
 
 use crate::{Client, ClientError, connection::Call};
 use hyper::{Method, StatusCode, header, upgrade::Upgraded};
@@ -21,6 +21,11 @@ impl Client {
     /// Opens the console of a machine. The stream ends with the machine or the daemon.
     pub async fn console(&self, name: &MachineName) -> Result<RawStream, ClientError> {
         self.switch_protocol(routes::path(routes::MACHINE_CONSOLE, name), routes::CONSOLE_PROTOCOL).await
+    }
+
+    /// Opens the screen of a machine: RFB (RFC 6143), in which the server speaks first.
+    pub async fn display(&self, name: &MachineName) -> Result<RawStream, ClientError> {
+        self.switch_protocol(routes::path(routes::MACHINE_DISPLAY, name), routes::DISPLAY_PROTOCOL).await
     }
 
     /// Opens a stream of the protocol between hosts. It ends when the daemon ends or closes the connection to

@@ -221,7 +221,9 @@ impl Daemon {
             disks.push(disk);
             bases.push(base);
         }
-        let tpm = request.tpm.then(|| firmware::add_tpm(&firmware, &mut disks, &mut bases)).transpose()?;
+        let has_display = firmware::has_display(&firmware, request.display || request.profile.is_desktop())?;
+        let has_tpm = request.tpm || request.profile.is_desktop();
+        let tpm = has_tpm.then(|| firmware::add_tpm(&firmware, &mut disks, &mut bases)).transpose()?;
         if let Some(wanted) = &request.cloud_init {
             cloud_init::check(wanted)?;
             let (disk, base) = cloud_init::disk(&folder);
@@ -243,6 +245,7 @@ impl Daemon {
             agent_port: true,
             firmware,
             tpm,
+            display: has_display,
         };
         let mut record = Record::new(request.name.clone(), config, bases);
         record.self_service = request.self_service.clone();

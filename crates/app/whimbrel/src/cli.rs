@@ -12,7 +12,7 @@ pub(crate) const DEFAULT_SOCKET: &str = "/run/whimbrel/host.sock";
 const GROUPS: [(&str, &str); 10] = [
     (
         "Machines",
-        "launch run apply ssh ps top inspect console logs exec cp start stop set rename pause unpause balloon dirty-rate delete",
+        "launch run apply ssh ps top inspect console display logs exec cp start stop set rename pause unpause balloon dirty-rate delete",
     ),
     (
         "Capsules",
@@ -169,6 +169,7 @@ calls! {
     Top(top::Args),
     Inspect(inspect::Args),
     Console(console::Args),
+    Display(display::Args),
     Logs(logs::Args),
     Exec(exec::Args),
     Cp(cp::Args),

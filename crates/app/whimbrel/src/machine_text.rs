@@ -174,6 +174,8 @@ pub(crate) fn page(machine: &MachineInfo) -> String {
         let addresses = nic.addresses.iter().map(|address| format!(", {address}")).collect::<String>();
         format!("{} in {}{addresses}", nic.mac, nic.bridge.as_deref().unwrap_or("no bridge"))
     };
+    let screen = || format!("shown by `whimbrel display {}`", machine.name);
+    lines.extend(machine.display.then(|| ("screen", screen())));
     lines.extend(machine.nics.iter().map(|it| ("port", nic(it))));
     lines.extend([("made from", id(&machine.origin)), ("capsule", id(&machine.follows))]);
     lines.extend(machine.operation.map(|operation| ("operation", operation.to_string())));

@@ -8,6 +8,7 @@ use whimbrel_api::Profile;
 pub(crate) enum ProfileArg {
     Default,
     Uefi,
+    Desktop,
     Micro,
 }
 
@@ -16,6 +17,7 @@ impl From<ProfileArg> for Profile {
         match argument {
             ProfileArg::Default => Self::Default,
             ProfileArg::Uefi => Self::Uefi,
+            ProfileArg::Desktop => Self::Desktop,
             ProfileArg::Micro => Self::Micro,
         }
     }

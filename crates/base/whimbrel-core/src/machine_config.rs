@@ -34,6 +34,9 @@ pub struct MachineConfig {
     /// messages between hosts either.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "named_member")]
     pub tpm: Option<u32>,
+    /// Whether it has a screen, a keyboard and a pointer. Not in messages between hosts either.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not", with = "named_member")]
+    pub display: bool,
 }
 
 impl MachineConfig {
@@ -51,6 +54,7 @@ impl MachineConfig {
             agent_port: false,
             firmware: Firmware::Bios,
             tpm: None,
+            display: false,
         }
     }
 }

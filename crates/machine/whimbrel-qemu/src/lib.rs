@@ -34,7 +34,10 @@ pub use guest_agent::{
     QemuGaSession, request, sync_request,
 };
 pub use image::{Conversion, ImageError, ImageFormat};
-pub use launch::{LaunchError, LaunchSpec, RamBacking, Sharing, SpecError, TapDevices, Vmgenid};
+pub use launch::{
+    LaunchError, LaunchSpec, MAX_DISKS, MAX_NICS, RamBacking, Sharing, SpecError, TapDevices, Vmgenid,
+    display_in,
+};
 pub use machine::{BalloonStats, Qemu, QemuDescriptors, QemuState, Status, VmIdentity};
 pub use machine_user::MachineUser;
 pub use probe::{

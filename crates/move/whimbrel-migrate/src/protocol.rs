@@ -38,6 +38,10 @@ pub const PROTOCOL: Protocol = Protocol {
             number: FIRMWARE_VERSION,
             reason: "machines have UEFI, no BIOS at all or a TPM, and an older target would start none of them",
         },
+        Version {
+            number: DISPLAY_VERSION,
+            reason: "machines have a screen, whose memory makes device states longer than an older target takes",
+        },
     ],
 };
 
@@ -49,6 +53,8 @@ pub const OFFLOADS_VERSION: u16 = 4;
 pub const AGENT_PORT_VERSION: u16 = 5;
 /// First version whose targets and standbys start other firmware than a BIOS, and a TPM.
 pub const FIRMWARE_VERSION: u16 = 6;
+/// First version whose targets and standbys give machines a screen.
+pub const DISPLAY_VERSION: u16 = 7;
 
 /// Offers a machine; header [`Offer`], reply [`Offered`].
 pub const OFFER: u16 = 0x0100;
@@ -91,8 +97,8 @@ pub const BOOT_FILE_RANGE_MAX: usize = 4 << 20;
 pub const BOOT_FILES_MAX: usize = 3;
 /// Most bytes of a boot file.
 pub const BOOT_FILE_MAX: u64 = 1 << 30;
-/// Most bytes of device state.
-pub const DEVICE_STATE_MAX: usize = 8 << 20;
+/// Most bytes of device state: screen memory has 8 MiB, flash memory 4 MiB.
+pub const DEVICE_STATE_MAX: usize = 24 << 20;
 /// Most capsules that a source names as baselines.
 pub const BASES_MAX: usize = 64;
 /// Most bytes of a path of a file that a source names.
@@ -181,26 +187,29 @@ pub struct SharedFile {
     pub secret: [u8; 32],
 }
 
-/// The configuration in an offer. A port for qemu-ga, a firmware and a TPM are suffixes of the machine type,
-/// which no type of QEMU has: a target that does not know one refuses the offer, and the form is that of
-/// earlier versions.
+/// The configuration in an offer. A port for qemu-ga, a firmware, a TPM and a screen are suffixes of the
+/// machine type, which no type of QEMU has: a target that does not know one refuses the offer, and the form
+/// is that of earlier versions.
 mod offered_config {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
     use whimbrel_core::{Firmware, MachineConfig};
 
     const AGENT_PORT: &str = "+agent";
     const TPM: &str = "tpm.";
+    const DISPLAY: &str = "+display";
 
     pub(super) fn serialize<S: Serializer>(config: &MachineConfig, to: S) -> Result<S::Ok, S::Error> {
         let firmware = config.firmware.word().map(|word| format!("+{word}")).unwrap_or_default();
         let tpm = config.tpm.map(|disk| format!("+{TPM}{disk}")).unwrap_or_default();
         let port = if config.agent_port { AGENT_PORT } else { "" };
-        let machine = format!("{}{firmware}{tpm}{port}", config.machine);
+        let display = if config.display { DISPLAY } else { "" };
+        let machine = format!("{}{firmware}{tpm}{display}{port}", config.machine);
         let plain = MachineConfig {
             machine,
             agent_port: false,
             firmware: Firmware::Bios,
             tpm: None,
+            display: false,
             ..config.clone()
         };
         plain.serialize(to)
@@ -210,6 +219,9 @@ mod offered_config {
         let mut config = MachineConfig::deserialize(from)?;
         if let Some(machine) = config.machine.strip_suffix(AGENT_PORT) {
             (config.machine, config.agent_port) = (machine.to_owned(), true);
+        }
+        if let Some(machine) = config.machine.strip_suffix(DISPLAY) {
+            (config.machine, config.display) = (machine.to_owned(), true);
         }
         if let Some((machine, word)) = config.machine.rsplit_once('+')
             && let Some(disk) = word.strip_prefix(TPM).and_then(|disk| disk.parse().ok())

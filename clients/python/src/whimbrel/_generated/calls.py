@@ -24,6 +24,7 @@ from .models import (
     GoldenMatch,
     GraphNode,
     HandoverDecision,
+    HardwareChange,
     HostInfo,
     HostMachines,
     HostPort,
@@ -300,6 +301,7 @@ class Calls(ABC):
         cpu: str | None = None,
         cpus: int | None = None,
         disk_size: int | None = None,
+        display: bool | None = None,
         memory: int | None = None,
         nics: list[NicRequest] | None = None,
         profile: Profile | None = None,
@@ -318,6 +320,7 @@ class Calls(ABC):
                 "cpu": cpu,
                 "cpus": cpus,
                 "disk_size": disk_size,
+                "display": display,
                 "memory": memory,
                 "name": name,
                 "nics": nics,
@@ -336,6 +339,12 @@ class Calls(ABC):
             f"/v1/capsules/{quote(capsule)}/diff/{quote(other)}",
         )
         return answer
+
+    def display(self, name: Name) -> None:
+        """Screen, keyboard and pointer of a machine (RFB), with `Upgrade: whimbrel-display`, or as
+        a WebSocket with that subprotocol.
+        """
+        self._json("GET", f"/v1/machines/{quote(name)}/display")
 
     def distrust(self, name: Name) -> None:
         """Remove a trusted host."""
@@ -868,6 +877,7 @@ class Calls(ABC):
         cpu: str | None = None,
         cpus: int | None = None,
         disks: list[DiskSource] | None = None,
+        display: bool | None = None,
         initrd: str | None = None,
         kernel: str | None = None,
         nics: list[NicRequest] | None = None,
@@ -888,6 +898,7 @@ class Calls(ABC):
                 "cpu": cpu,
                 "cpus": cpus,
                 "disks": disks,
+                "display": display,
                 "initrd": initrd,
                 "kernel": kernel,
                 "memory": memory,
@@ -933,16 +944,20 @@ class Calls(ABC):
         name: Name,
         *,
         autostart: Autostart | None = None,
+        hardware: HardwareChange | None = None,
         labels: dict[str, str | None] | None = None,
         note: str | None = None,
         restart: RestartRule | None = None,
     ) -> MachineInfo:
-        """Change when a machine starts by itself, its labels and its note."""
+        """Change when a machine starts by itself, its labels, its note and, while it does not run,
+        its hardware.
+        """
         answer: MachineInfo = self._json(
             "POST",
             f"/v1/machines/{quote(name)}/settings",
             body={
                 "autostart": autostart,
+                "hardware": hardware,
                 "labels": labels,
                 "note": note,
                 "restart": restart,
@@ -1316,6 +1331,7 @@ class AsyncCalls(ABC):
         cpu: str | None = None,
         cpus: int | None = None,
         disk_size: int | None = None,
+        display: bool | None = None,
         memory: int | None = None,
         nics: list[NicRequest] | None = None,
         profile: Profile | None = None,
@@ -1334,6 +1350,7 @@ class AsyncCalls(ABC):
                 "cpu": cpu,
                 "cpus": cpus,
                 "disk_size": disk_size,
+                "display": display,
                 "memory": memory,
                 "name": name,
                 "nics": nics,
@@ -1352,6 +1369,12 @@ class AsyncCalls(ABC):
             f"/v1/capsules/{quote(capsule)}/diff/{quote(other)}",
         )
         return answer
+
+    async def display(self, name: Name) -> None:
+        """Screen, keyboard and pointer of a machine (RFB), with `Upgrade: whimbrel-display`, or as
+        a WebSocket with that subprotocol.
+        """
+        await self._json("GET", f"/v1/machines/{quote(name)}/display")
 
     async def distrust(self, name: Name) -> None:
         """Remove a trusted host."""
@@ -1896,6 +1919,7 @@ class AsyncCalls(ABC):
         cpu: str | None = None,
         cpus: int | None = None,
         disks: list[DiskSource] | None = None,
+        display: bool | None = None,
         initrd: str | None = None,
         kernel: str | None = None,
         nics: list[NicRequest] | None = None,
@@ -1916,6 +1940,7 @@ class AsyncCalls(ABC):
                 "cpu": cpu,
                 "cpus": cpus,
                 "disks": disks,
+                "display": display,
                 "initrd": initrd,
                 "kernel": kernel,
                 "memory": memory,
@@ -1961,16 +1986,20 @@ class AsyncCalls(ABC):
         name: Name,
         *,
         autostart: Autostart | None = None,
+        hardware: HardwareChange | None = None,
         labels: dict[str, str | None] | None = None,
         note: str | None = None,
         restart: RestartRule | None = None,
     ) -> MachineInfo:
-        """Change when a machine starts by itself, its labels and its note."""
+        """Change when a machine starts by itself, its labels, its note and, while it does not run,
+        its hardware.
+        """
         answer: MachineInfo = await self._json(
             "POST",
             f"/v1/machines/{quote(name)}/settings",
             body={
                 "autostart": autostart,
+                "hardware": hardware,
                 "labels": labels,
                 "note": note,
                 "restart": restart,

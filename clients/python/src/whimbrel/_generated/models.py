@@ -83,7 +83,7 @@ OperationKind = Literal[
 PortProtocol = Literal["tcp", "udp"]
 
 #: Hardware of a machine.
-Profile = Literal["default", "uefi", "micro"]
+Profile = Literal["default", "uefi", "desktop", "micro"]
 
 #: Unit in which changes are found.
 ProtectBlock = Literal["64", "128", "256", "page"]
@@ -438,6 +438,8 @@ class DeriveRequest(TypedDict):
     cpus: NotRequired[int | None]
     #: Size of the first disk, if larger than that of the parent; the rest reads as zeros.
     disk_size: NotRequired[int | None]
+    #: Whether it gets a screen, a keyboard and a pointer if its parent has none.
+    display: NotRequired[bool]
     #: Size of the guest memory [default: that of the parent].
     memory: NotRequired[int | None]
     #: Name for the machine, not in use on this host.
@@ -779,6 +781,25 @@ class GraphNode(TypedDict):
     whole: NotRequired[bool]
 
 
+class HardwareChange(TypedDict):
+    """Other hardware of a machine that does not run: what is absent stays as it is."""
+
+    #: Sizes of empty disks to add after those that it has.
+    add_disks: NotRequired[list[int]]
+    #: Network ports to add after those that it has.
+    add_nics: NotRequired[list[NicRequest]]
+    #: CPU model, as of a new machine.
+    cpu: NotRequired[str | None]
+    #: Number of virtual CPUs.
+    cpus: NotRequired[int | None]
+    #: Whether it has a screen, a keyboard and a pointer.
+    display: NotRequired[bool | None]
+    #: Size of the guest memory, a multiple of 1 MiB.
+    memory: NotRequired[int | None]
+    #: Hardware addresses of network ports to remove.
+    remove_nics: NotRequired[list[str]]
+
+
 class HostEventMachine(TypedDict):
     """Something that happened on the host."""
 
@@ -1060,6 +1081,8 @@ class MachineInfo(TypedDict):
     cpus: int
     #: Disks, in the order of their device ids.
     disks: list[DiskInfo]
+    #: Whether it has a screen, a keyboard and a pointer.
+    display: NotRequired[bool]
     #: Schedules for it whose last runs failed, with the causes.
     failed_care: NotRequired[list[str]]
     #: Parent of its next capsule: the last one taken from it, or the one that it was made from.
@@ -2388,6 +2411,8 @@ class RunRequest(TypedDict):
     cpus: NotRequired[int]
     #: Disks, in the order of their device ids. The files are read, never written.
     disks: NotRequired[list[DiskSource]]
+    #: Whether it has a screen, a keyboard and a pointer, for viewers of VNC.
+    display: NotRequired[bool]
     #: Absolute path of the initial RAM disk of the kernel.
     initrd: NotRequired[str | None]
     #: Absolute path of a kernel to load directly, instead of booting from the first disk.
@@ -2529,6 +2554,8 @@ class SettingsRequest(TypedDict):
     """Body of `POST /v1/machines/{name}/settings`: what is absent stays as it is."""
 
     autostart: NotRequired[Autostart | None]
+    #: Other hardware, for a machine that is stopped or crashed.
+    hardware: NotRequired[HardwareChange]
     #: Labels to set, and, with null, labels to remove.
     labels: NotRequired[dict[str, str | None]]
     #: Remark of its users; an empty one removes it.
@@ -2939,6 +2966,7 @@ __all__ = [
     "GoldenMatch",
     "GraphNode",
     "HandoverDecision",
+    "HardwareChange",
     "HostEvent",
     "HostEventMachine",
     "HostEventMachineRemoved",

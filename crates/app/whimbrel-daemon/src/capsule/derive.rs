@@ -10,8 +10,9 @@ use crate::{
     daemon::{Daemon, nic_of},
     machine::{
         cloud_init,
-        firmware::add_tpm,
+        firmware::{add_tpm, has_display},
         folder,
+        hardware::{self, DISK_MAX},
         record::{DiskBase, Record},
         settings,
     },
@@ -22,12 +23,6 @@ use whimbrel_api::{DeriveRequest, MachineInfo, NicRequest, Profile};
 use whimbrel_core::{ByteSize, CapsuleId, DiskConfig, Firmware, MachineConfig, NicConfig, PAGE_SIZE};
 use whimbrel_image::{ImageRef, Manifest};
 use whimbrel_store::StoredDisk;
-
-/// Granularity of the memory size.
-const MEMORY_STEP: u64 = 1 << 20;
-const CPUS_MAX: u32 = 256;
-/// Largest disk that an image may have.
-const DISK_MAX: ByteSize = ByteSize(64 << 40);
 
 /// Disks of a derived machine, what is beneath them, and the images that they begin as.
 struct DerivedDisks {
@@ -60,6 +55,9 @@ impl Daemon {
         let (capsule, manifest) = self.grown((capsule, manifest), request.disk_size)?;
         let _grown = self.store.pin(&capsule).map_err(&use_it)?;
         let disks = self.derived_disks((capsule, &manifest), &request)?;
+        let is_desktop = request.profile.is_some_and(Profile::is_desktop);
+        let is_asked = config.display || request.display || is_desktop;
+        config.display = has_display(&disks.firmware, is_asked)?;
         (config.disks, config.firmware, config.tpm) = (disks.sizes, disks.firmware, disks.tpm);
         let mut record = Record::new(request.name.clone(), config, disks.bases);
         record.origin = Some(capsule);
@@ -103,7 +101,7 @@ impl Daemon {
         sizes.extend(disk);
         bases.extend(base);
         let mut tpm = manifest.machine.tpm;
-        if tpm.is_none() && request.tpm {
+        if tpm.is_none() && (request.tpm || request.profile.is_some_and(Profile::is_desktop)) {
             tpm = Some(add_tpm(&firmware, &mut sizes, &mut bases)?);
         }
         if request.cloud_init.is_some() {
@@ -187,18 +185,7 @@ fn derived_config(manifest: &Manifest, request: &DeriveRequest) -> Result<Machin
     if config.disks.is_empty() {
         return Err(DaemonError::invalid("the capsule has no disks to boot from"));
     }
-    if let Some(ByteSize(bytes)) = request.memory {
-        if bytes == 0 || bytes % MEMORY_STEP != 0 {
-            return Err(DaemonError::invalid("guest memory is a multiple of 1 MiB"));
-        }
-        config.memory = ByteSize(bytes);
-    }
-    if let Some(cpus) = request.cpus {
-        if !(1..=CPUS_MAX).contains(&cpus) {
-            return Err(DaemonError::invalid(format!("a machine has between 1 and {CPUS_MAX} CPUs")));
-        }
-        config.cpus = cpus;
-    }
+    hardware::set_size(&mut config, request.memory, request.cpus)?;
     let same_bridges = || config.nics.iter().map(port_of).collect::<Vec<_>>();
     let ports = request.nics.clone().unwrap_or_else(same_bridges);
     config.nics = ports.iter().map(nic_of).collect();

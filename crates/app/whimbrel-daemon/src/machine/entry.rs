@@ -19,7 +19,7 @@ use crate::{
 };
 use std::{
     ops::{Deref, DerefMut},
-    path::Path,
+    path::{Path, PathBuf},
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering, fence},
@@ -401,6 +401,19 @@ impl Machine {
         let is_here = !self.is_passed.load(Ordering::SeqCst);
         let port = lock(&self.view).qemu_ga.clone().filter(|_| is_here)?;
         Some(GuestAgentPort { port, _use: used })
+    }
+
+    /// Socket of its screen.
+    pub(crate) fn display(&self) -> Result<PathBuf, DaemonError> {
+        let view = lock(&self.view);
+        let name = self.name.clone();
+        match (&view.display, view.info.display) {
+            (Some(socket), _) => Ok(socket.clone()),
+            (None, true) => Err(DaemonError::State { name, state: "not running", needed: "running" }),
+            (None, false) => Err(DaemonError::invalid(format!(
+                "{name} has no screen: a machine gets one by --display of `whimbrel run` or `whimbrel launch`; its serial port is `whimbrel console {name}`"
+            ))),
+        }
     }
 
     /// Opens the serial port in both directions.

@@ -36,7 +36,7 @@ impl Core {
                 "the profile micro starts a kernel and knows no disk to boot: add --kernel FILE, or choose another profile",
             )),
             Profile::Micro => Ok((Firmware::Micro, None)),
-            Profile::Uefi => {
+            Profile::Uefi | Profile::Desktop => {
                 let UefiFiles { code, variables } = found()?;
                 let read = |source| DaemonError::io("read", &variables, source);
                 let size = fs::metadata(&variables).map_err(read)?.len();
@@ -71,6 +71,16 @@ pub(crate) fn add_tpm(
     disks.push(DiskConfig { size: TPM_DISK });
     bases.push(DiskBase::Blank);
     Ok(disks.len() as u32 - 1)
+}
+
+/// Whether a machine with this firmware gets the screen that is asked for. Refused if it cannot have one.
+pub(crate) fn has_display(firmware: &Firmware, is_asked: bool) -> Result<bool, DaemonError> {
+    if is_asked && *firmware == Firmware::Micro {
+        return Err(DaemonError::invalid(
+            "a micro machine has no screen: choose another profile, or leave out --display",
+        ));
+    }
+    Ok(is_asked)
 }
 
 /// Writes the first variables of a new machine into its folder, durably, if its firmware has any there.

@@ -11,6 +11,7 @@ mod dirty_sampling;
 pub(crate) mod entry;
 pub(crate) mod firmware;
 pub(crate) mod folder;
+pub(crate) mod hardware;
 pub(crate) mod machine_process;
 pub(crate) mod memory_room;
 pub(crate) mod prestarted_qemu;

@@ -1,6 +1,7 @@
 //! Settings of machines: their bounds, and the request that changes them.
 
 use crate::{core::error::DaemonError, daemon::Daemon};
+use std::sync::Arc;
 use whimbrel_api::{EventKind, MachineInfo, MachineSettings, SettingsRequest};
 use whimbrel_core::MachineName;
 
@@ -13,9 +14,9 @@ const RESTARTS_MAX: u32 = 1000;
 const DELAY_MAX_S: u32 = 3600;
 
 impl Daemon {
-    /// Changes settings of a machine, in whatever state it is.
+    /// Changes settings of a machine, in whatever state it is, and its hardware if it does not run.
     pub(crate) fn change_settings(
-        &self,
+        self: &Arc<Self>,
         name: &MachineName,
         request: &SettingsRequest,
     ) -> Result<MachineInfo, DaemonError> {
@@ -25,7 +26,7 @@ impl Daemon {
             self.machines.check_current(&machine)?;
             let settings = changed(&turn.record.settings, request);
             check(&settings)?;
-            let mut record = turn.record.clone();
+            let mut record = self.with_hardware(&turn.record, &request.hardware)?;
             record.settings = settings;
             record.save(&self.directories)?;
             turn.record = record;

@@ -85,6 +85,7 @@ fn describe(name: &MachineName, reason: &str) -> MachineInfo {
         taken_over: None,
         uploads: None,
         settings: whimbrel_api::MachineSettings::default(),
+        display: false,
         restarts: None,
         failed_care: Vec::new(),
     }

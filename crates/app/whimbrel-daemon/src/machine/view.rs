@@ -5,7 +5,10 @@ use super::{
     console::ConsoleView,
     record::{DiskBase, Phase, Record},
 };
-use std::{path::Path, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 use whimbrel_api::{DiskInfo, MachineInfo, MachineProcess, MachineState, NicInfo, OperationId};
 use whimbrel_capture::dirty_observer::DirtyObserver;
 use whimbrel_core::{ByteSize, CapsuleId, NicConfig};
@@ -13,6 +16,7 @@ use whimbrel_migrate::postcopy::PageServer;
 use whimbrel_qemu::QemuGa;
 use whimbrel_vm::{
     PagerView, RunningMachine, RuntimeMark, TrafficView, TunnelView, process_report::ProcessReport,
+    runtime_dir,
 };
 
 /// The copy of a machine's state for readers.
@@ -21,6 +25,8 @@ pub(super) struct View {
     /// Capsules that must not be collected.
     pub(super) needed: Vec<CapsuleId>,
     pub(super) console: Option<ConsoleView>,
+    /// Socket of its screen, if it has one and runs.
+    pub(super) display: Option<PathBuf>,
     pub(super) qemu_ga: Option<QemuGa>,
     pub(super) observer: Option<DirtyObserver>,
     pub(super) traffic: TrafficView,
@@ -39,6 +45,9 @@ impl View {
             info: describe(record, live, operation),
             needed: needed_capsules(record),
             console: live.map(|live| ConsoleView::new(live.console())),
+            display: live
+                .filter(|_| record.config.display)
+                .map(|live| runtime_dir::display_socket(live.runtime_path())),
             qemu_ga: live.and_then(|live| live.qemu_ga.clone()),
             observer: live.map(RunningMachine::dirty_observer),
             traffic: live.map(RunningMachine::traffic).unwrap_or_default(),
@@ -80,6 +89,7 @@ impl View {
         view.info.pid = record.process.as_ref().map(|qemu| qemu.pid);
         view.show(report);
         view.console = Some(ConsoleView::of_other(console_log));
+        view.display = record.config.display.then(|| runtime_dir::display_socket(slot));
         view.pass(slot, process);
         view
     }
@@ -155,6 +165,7 @@ fn describe(record: &Record, live: Option<&RunningMachine>, operation: Option<Op
         accel: record.config.accel,
         disks: disks.collect(),
         nics: nics.collect(),
+        display: record.config.display,
         pid: live.map(RunningMachine::pid),
         process: None,
         since_ms: record.since_ms,

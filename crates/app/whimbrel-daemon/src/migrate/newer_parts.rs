@@ -1,9 +1,9 @@
 //! Parts of a machine that hosts of earlier versions do not give it: a port for qemu-ga, firmware other than
-//! a BIOS, a TPM.
+//! a BIOS, a TPM, a screen.
 
 use crate::core::error::DaemonError;
 use whimbrel_core::{Firmware, HostName, MachineConfig};
-use whimbrel_migrate::protocol::{AGENT_PORT_VERSION, FIRMWARE_VERSION, PROTOCOL};
+use whimbrel_migrate::protocol::{AGENT_PORT_VERSION, DISPLAY_VERSION, FIRMWARE_VERSION, PROTOCOL};
 use whimbrel_wire::Connection;
 
 /// Refuses a host of an earlier version if the machine has such a part. It would refuse the offer as well, by
@@ -21,6 +21,7 @@ fn unknown_part(common: Option<u16>, config: &MachineConfig) -> Option<&'static 
         (config.agent_port, AGENT_PORT_VERSION, "a port for qemu-ga"),
         (config.firmware != Firmware::Bios, FIRMWARE_VERSION, "this firmware of the machine"),
         (config.tpm.is_some(), FIRMWARE_VERSION, "a TPM"),
+        (config.display, DISPLAY_VERSION, "a screen"),
     ];
     let is_unknown = |(has, since, _): &(bool, u16, _)| *has && common.is_none_or(|version| version < *since);
     parts.into_iter().find(is_unknown).map(|(_, _, what)| what)
@@ -38,7 +39,8 @@ mod tests {
         let micro = MachineConfig { firmware: Firmware::Micro, ..plain.clone() };
         let newest = Some(PROTOCOL.range().newest);
         let with_tpm = MachineConfig { tpm: Some(1), ..plain.clone() };
-        for config in [&plain, &with_port, &micro, &with_tpm] {
+        let with_display = MachineConfig { display: true, ..plain.clone() };
+        for config in [&plain, &with_port, &micro, &with_tpm, &with_display] {
             assert_eq!(unknown_part(newest, config), None);
         }
         assert_eq!(unknown_part(None, &plain), None);
@@ -46,5 +48,6 @@ mod tests {
         assert!(unknown_part(None, &with_port).is_some() && unknown_part(None, &micro).is_some());
         assert!(unknown_part(Some(FIRMWARE_VERSION - 1), &micro).is_some());
         assert_eq!(unknown_part(Some(FIRMWARE_VERSION - 1), &with_tpm), Some("a TPM"));
+        assert_eq!(unknown_part(Some(DISPLAY_VERSION - 1), &with_display), Some("a screen"));
     }
 }

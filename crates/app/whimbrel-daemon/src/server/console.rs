@@ -3,6 +3,7 @@
 //! Both are one call of the API, judged and noted once, and end when the rights of the caller do.
 
 use crate::{
+    daemon::Daemon,
     machine::console::SerialStream,
     server::{
         access::gate::Asker,
@@ -19,6 +20,7 @@ use axum::{
     response::Response,
 };
 use hyper_util::rt::TokioIo;
+use std::sync::Arc;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use whimbrel_api::routes;
 use whimbrel_core::MachineName;
@@ -33,19 +35,42 @@ pub(super) async fn console(
     At(name): At<MachineName>,
     request: Request,
 ) -> Result<Response, Failure> {
-    let (mut parts, body) = request.into_parts();
-    let socket = WebSocketUpgrade::from_request_parts(&mut parts, &host).await;
-    let request = Request::from_parts(parts, body);
-    if socket.is_err() {
-        expect_upgrade(&request, routes::CONSOLE_PROTOCOL)?;
-    }
+    let upgrade = RawUpgrade::of(request, &host, routes::CONSOLE_PROTOCOL).await?;
     let Json(serial) = blocking(host, move |host| host.machines.get(&name)?.console()).await?;
-    if let Ok(socket) = socket {
-        let socket = socket.protocols([routes::CONSOLE_PROTOCOL]).max_message_size(TYPED_MAX);
-        return Ok(socket.on_upgrade(|socket| console_of_browser(socket, serial, asker)));
+    match upgrade {
+        RawUpgrade::Browser(socket) => {
+            Ok(socket.on_upgrade(|socket| console_of_browser(socket, serial, asker)))
+        }
+        RawUpgrade::Client(request) => {
+            tokio::spawn(console_of_client(request, serial, asker));
+            Ok(switching(routes::CONSOLE_PROTOCOL))
+        }
     }
-    tokio::spawn(console_of_client(request, serial, asker));
-    Ok(switching(routes::CONSOLE_PROTOCOL))
+}
+
+/// How a request wants to have a raw stream.
+pub(super) enum RawUpgrade {
+    /// In the messages of a WebSocket.
+    Browser(WebSocketUpgrade),
+    /// As it is.
+    Client(Request),
+}
+
+impl RawUpgrade {
+    /// The way that the request asks for. Refused if it asks for none, or for another protocol.
+    pub(super) async fn of(
+        request: Request,
+        host: &Arc<Daemon>,
+        protocol: &'static str,
+    ) -> Result<Self, Failure> {
+        let (mut parts, body) = request.into_parts();
+        if let Ok(socket) = WebSocketUpgrade::from_request_parts(&mut parts, host).await {
+            return Ok(Self::Browser(socket.protocols([protocol]).max_message_size(TYPED_MAX)));
+        }
+        let request = Request::from_parts(parts, body);
+        expect_upgrade(&request, protocol)?;
+        Ok(Self::Client(request))
+    }
 }
 
 /// Passes a serial port on as bytes.

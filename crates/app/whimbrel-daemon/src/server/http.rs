@@ -15,6 +15,7 @@ use crate::{
             objects::{Named, Subject},
         },
         console::console,
+        display::display,
         metrics, peer_rpc, streams, web_page,
     },
 };
@@ -85,6 +86,7 @@ pub(crate) fn router(host: Arc<Daemon>, access: Arc<Access>) -> Router {
         .call(Endpoint::Delete, delete_machine)
         .call(Endpoint::DirtyTrace, wws)
         .call(Endpoint::Console, console)
+        .call(Endpoint::Display, display)
         .call(Endpoint::ConsoleLog, streams::console_log)
         .call(Endpoint::HostEvents, streams::host_events)
         .call(Endpoint::Outdated, rebase)

@@ -2,6 +2,7 @@
 
 pub(crate) mod access;
 mod console;
+mod display;
 mod http;
 pub(crate) mod listen;
 pub(crate) mod metrics;

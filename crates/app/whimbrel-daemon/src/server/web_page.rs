@@ -12,8 +12,9 @@ use axum::{
 };
 use whimbrel_core::Digest;
 
-/// What the web page may load and call. Scripts and styles come from files only.
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
+/// What the web page may load and call. Scripts and styles come from files only; pictures may be drawn by the
+/// page itself, as the pointers of guests are.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
                       connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /// A file of the web page: its path, type and content.
@@ -30,6 +31,7 @@ const FILES: &[WebFile] = files! {
     "/app.js" "app.js" "text/javascript; charset=utf-8";
     "/app.css" "app.css" "text/css; charset=utf-8";
     "/console.js" "console.js" "text/javascript; charset=utf-8";
+    "/display.js" "display.js" "text/javascript; charset=utf-8";
     "/chart.js" "chart.js" "text/javascript; charset=utf-8";
     "/icon.svg" "icon.svg" "image/svg+xml";
     "/licences.txt" "licences.txt" "text/plain; charset=utf-8";

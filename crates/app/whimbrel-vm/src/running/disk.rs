@@ -356,6 +356,22 @@ impl StoppedDisk {
         Ok(Self { name, cow, tracked })
     }
 
+    /// Makes an empty disk `index` of `size` bytes, durably. What is in its place belongs to no disk: it was
+    /// left when a change was interrupted.
+    pub fn create_blank(
+        (dirs, store): (&MachineDirs, &Store),
+        (index, size): (usize, u64),
+    ) -> Result<(), RunningError> {
+        let name = format!("disk{index}");
+        let failed = |source| RunningError::Disk { disk: name.clone(), source };
+        let place = dirs.overlay(&name);
+        let over = |_, _| -> Arc<dyn Device> { Arc::new(ZeroDevice { size }) };
+        let (base, id) = open_base(over, &DiskBase::Blank, size).map_err(failed)?;
+        place.remove().map_err(|source| failed(source.into()))?;
+        let made = Cow::create_with_key(&place, base, id, overlay_key(store).as_ref());
+        made.map(drop).map_err(|source| failed(source.into()))
+    }
+
     /// Pages of the disk that may differ from its base.
     pub fn allocated_pages(&self) -> PageSet {
         self.cow.allocated()

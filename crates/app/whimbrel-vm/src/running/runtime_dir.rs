@@ -307,6 +307,11 @@ impl From<RamFile> for Sharing {
     }
 }
 
+/// Socket of the screen of a machine with a screen, in its runtime directory.
+pub fn display_socket(slot: &Path) -> PathBuf {
+    whimbrel_qemu::display_in(&qemu_dir(slot))
+}
+
 /// Directory of the sockets; the runtime directory itself if an earlier version started the QEMU.
 fn qemu_dir(slot: &Path) -> PathBuf {
     let own = slot.join(QEMU_DIR);

@@ -13,8 +13,8 @@ use serde::Serialize;
 use std::{collections::BTreeMap, fs, path::PathBuf};
 use toml::{Spanned, Value};
 use whimbrel_api::{
-    HostPort, MachineInfo, MachineSettings, MachineState, PortRequest, PortsRequest, PublishedPort,
-    SettingsRequest,
+    HardwareChange, HostPort, MachineInfo, MachineSettings, MachineState, PortRequest, PortsRequest,
+    PublishedPort, SettingsRequest,
 };
 use whimbrel_core::{ByteSize, MachineName};
 
@@ -37,8 +37,8 @@ machines.toml:
   net = \"lan0\"
 
 A key is a long option of `launch` or `run`. Machines that are not in the file stay as they are. Of a machine that \
-exists, published ports and settings are changed, and one that is stopped is started; whatever else is set when a \
-machine is made stays.";
+exists, published ports and settings are changed. One that is stopped is started, with the memory and CPUs of the \
+file. Whatever else is set when a machine is made stays.";
 
 /// Create the machines of a file, and change those that differ
 #[derive(Debug, clap::Args)]
@@ -81,6 +81,7 @@ struct Entry {
 
 enum Step {
     Create(Creation),
+    Hardware(Box<SettingsRequest>),
     Publish(PortsRequest),
     Settings(Box<SettingsRequest>),
     Start,
@@ -155,6 +156,7 @@ impl Step {
     fn name(&self) -> &'static str {
         match self {
             Self::Create(_) => "create",
+            Self::Hardware(_) => "change its hardware",
             Self::Publish(_) => "change its published ports",
             Self::Settings(_) => "change its settings",
             Self::Start => "start",
@@ -167,7 +169,9 @@ impl Step {
             Self::Create(Creation::Launch(args)) => args.create(context).await.map(drop),
             Self::Create(Creation::Run(args)) => args.create(context).await.map(drop),
             Self::Publish(ports) => Ok(client.change_ports(name, &ports).await.map(drop)?),
-            Self::Settings(settings) => Ok(client.change_settings(name, &settings).await.map(drop)?),
+            Self::Hardware(settings) | Self::Settings(settings) => {
+                Ok(client.change_settings(name, &settings).await.map(drop)?)
+            }
             Self::Start => Ok(client.start_machine(name).await.map(drop)?),
         }
     }
@@ -240,18 +244,35 @@ fn steps(
 ) -> Result<Vec<Step>, String> {
     let Some(machine) = machine else { return Ok(vec![Step::Create(creation)]) };
     let wanted = creation.wanted();
-    let fixed = [
+    let ended = matches!(machine.state, MachineState::Stopped | MachineState::Crashed { .. });
+    let hardware = changed_hardware(machine, &wanted, ended)?;
+    let ports = changed_ports(&machine.name, ports, &wanted.publish).map(Step::Publish);
+    let settings = changed_settings(&machine.settings, wanted.settings).map(Box::new).map(Step::Settings);
+    Ok(hardware.into_iter().chain(ports).chain(settings).chain(ended.then_some(Step::Start)).collect())
+}
+
+/// The change of memory and CPUs, which only a machine that does not run can have.
+fn changed_hardware(machine: &MachineInfo, wanted: &Wanted, ended: bool) -> Result<Option<Step>, String> {
+    let differing = [
         ("memory", machine.memory.to_string(), wanted.memory.to_string()),
         ("CPUs", machine.cpus.to_string(), wanted.cpus.to_string()),
     ];
-    if let Some((what, is, should)) = fixed.into_iter().find(|(_, is, should)| is != should) {
-        let name = &machine.name;
-        return Err(format!("{name} has {is} of {what} and not {should}, which only a new machine can have"));
+    match differing.into_iter().find(|(_, is, should)| is != should) {
+        None => Ok(None),
+        Some(_) if ended => {
+            let hardware = HardwareChange {
+                memory: Some(wanted.memory),
+                cpus: Some(wanted.cpus),
+                ..HardwareChange::default()
+            };
+            let settings = SettingsRequest { hardware, ..SettingsRequest::default() };
+            Ok(Some(Step::Hardware(Box::new(settings))))
+        }
+        Some((what, is, should)) => {
+            let name = &machine.name;
+            Err(format!("{name} has {is} of {what} and not {should}: stop it first (`whimbrel stop {name}`)"))
+        }
     }
-    let ports = changed_ports(&machine.name, ports, &wanted.publish).map(Step::Publish);
-    let settings = changed_settings(&machine.settings, wanted.settings).map(Box::new).map(Step::Settings);
-    let ended = matches!(machine.state, MachineState::Stopped | MachineState::Crashed { .. });
-    Ok(ports.into_iter().chain(settings).chain(ended.then_some(Step::Start)).collect())
 }
 
 fn changed_ports(name: &MachineName, all: &[PublishedPort], wanted: &[PortRequest]) -> Option<PortsRequest> {
@@ -279,6 +300,7 @@ fn changed_settings(before: &MachineSettings, wanted: MachineSettings) -> Option
         restart: Some(wanted.restart),
         labels: wanted.labels.into_iter().map(|(key, value)| (key, Some(value))).chain(removed).collect(),
         note: Some(wanted.note),
+        hardware: HardwareChange::default(),
     })
 }
 

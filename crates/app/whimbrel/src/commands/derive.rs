@@ -55,6 +55,7 @@ impl Args {
             cpu: self.cpu,
             profile: None,
             tpm: false,
+            display: false,
             nics: (!nics.is_empty()).then_some(nics),
             append: self.append,
             disk_size: None,

@@ -42,12 +42,16 @@ pub(crate) struct Args {
     /// Size of the guest memory
     #[arg(long, value_name = "SIZE", default_value = "1G")]
     memory: ByteSize,
-    /// Hardware: a PC with a BIOS, or with UEFI, or a micro machine [default: that of the image]
+    /// Hardware: a PC with a BIOS, or with UEFI, a desktop (UEFI, a TPM and a screen), or a micro machine
+    /// [default: that of the image]
     #[arg(long, value_name = "PROFILE")]
     profile: Option<ProfileArg>,
     /// Give it a TPM 2.0, if the image has none
     #[arg(long)]
     tpm: bool,
+    /// Give it a screen, a keyboard and a pointer, if the image has none
+    #[arg(long)]
+    display: bool,
     /// Number of virtual CPUs
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     cpus: u32,
@@ -105,6 +109,7 @@ impl Args {
             cpu: self.cpu,
             profile: self.profile.map(Into::into),
             tpm: self.tpm,
+            display: self.display,
             nics: Some(nics),
             append: None,
             disk_size: self.disk_size,

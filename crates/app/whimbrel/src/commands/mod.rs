@@ -13,6 +13,7 @@ pub(crate) mod cpu;
 pub(crate) mod derive;
 pub(crate) mod dial_stdio;
 pub(crate) mod dirty_rate;
+pub(crate) mod display;
 pub(crate) mod doctor;
 pub(crate) mod encryption;
 pub(crate) mod evacuate;

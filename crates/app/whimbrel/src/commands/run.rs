@@ -23,7 +23,7 @@ Examples:
   whimbrel run web --disk web.img --memory 1G --autostart --restart on-failure --label tier=front
   whimbrel run tiny --memory 256M --kernel vmlinuz --initrd initrd.gz --append console=ttyS0
   whimbrel run fast --profile micro --memory 128M --kernel vmlinux --initrd initrd --append console=ttyS0
-  whimbrel run desk --profile uefi --tpm --disk desk.raw --memory 4G --cpus 2 --net lan0";
+  whimbrel run desk --profile desktop --disk desk.raw --memory 4G --cpus 2 --net lan0";
 
 /// Create a machine and start it
 #[derive(Debug, clap::Args)]
@@ -37,12 +37,16 @@ pub(crate) struct Args {
     /// Size of the guest memory
     #[arg(long, value_name = "SIZE")]
     memory: ByteSize,
-    /// Hardware: a PC with a BIOS, or with UEFI, or a micro machine that starts a kernel at once
+    /// Hardware: a PC with a BIOS, or with UEFI, a desktop (UEFI, a TPM and a screen), or a micro machine
+    /// that starts a kernel at once
     #[arg(long, value_name = "PROFILE", default_value = "default")]
     profile: ProfileArg,
     /// Give it a TPM 2.0; clones and copies of the machine have the same one
     #[arg(long)]
     tpm: bool,
+    /// Give it a screen, a keyboard and a pointer: `whimbrel display NAME` and the web page show them
+    #[arg(long)]
+    display: bool,
     /// Number of virtual CPUs
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     cpus: u32,
@@ -100,6 +104,7 @@ impl Args {
             memory: self.memory,
             profile: self.profile.into(),
             tpm: self.tpm,
+            display: self.display,
             cpus: self.cpus,
             cpu: self.cpu,
             kernel: self.kernel,

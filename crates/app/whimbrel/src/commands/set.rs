@@ -1,15 +1,15 @@
-//! `whimbrel set`: changes the settings of a machine on its host.
+//! `whimbrel set`: changes the settings of a machine on its host, and its hardware while it does not run.
 
 use crate::{
-    argument_types::{AutostartArg, DurationArg, LabelArg, RestartArg},
+    argument_types::{AutostartArg, DurationArg, LabelArg, NicArg, RestartArg},
     context::Context,
     error::CliError,
     machine_text,
     settings_args::autostart_of,
 };
 use clap::ArgGroup;
-use whimbrel_api::SettingsRequest;
-use whimbrel_core::MachineName;
+use whimbrel_api::{HardwareChange, SettingsRequest};
+use whimbrel_core::{ByteSize, MachineName};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -17,11 +17,16 @@ Examples:
   whimbrel set db --autostart 1 --autostart-delay 30s     first of all; 30 s later the next ones
   whimbrel set web --autostart no --restart no
   whimbrel set web --label tier=front --unlabel owner --note 'moves to beta in May'
+  whimbrel stop web && whimbrel set web --memory 4G --cpus 4 && whimbrel start web
+  whimbrel set web --add-disk 50G --add-net lan1 --display yes
+
+Hardware changes while the machine is stopped; the next start boots it with that. New disks are empty and come after \
+those that it has. A running machine gives up memory by `whimbrel balloon`.
 
 A machine that another host has, or may have, is never started by itself. Neither is a suspended one. Settings stay \
 on this host when a machine moves.";
 
-/// Change when a machine starts by itself, its labels and its note
+/// Change when a machine starts by itself, its labels, its note and its hardware
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES, group = ArgGroup::new("change").required(true).multiple(true))]
 pub(crate) struct Args {
@@ -46,19 +51,65 @@ pub(crate) struct Args {
     /// Remark about the machine; an empty one removes it
     #[arg(long, value_name = "TEXT", group = "change")]
     note: Option<String>,
+    #[command(flatten)]
+    hardware: HardwareArgs,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Hardware of a stopped machine")]
+struct HardwareArgs {
+    /// Size of the guest memory
+    #[arg(long, value_name = "SIZE", group = "change")]
+    memory: Option<ByteSize>,
+    /// Number of virtual CPUs
+    #[arg(long, value_name = "N", group = "change", value_parser = clap::value_parser!(u32).range(1..=256))]
+    cpus: Option<u32>,
+    /// CPU model, as of `whimbrel run`
+    #[arg(long, value_name = "MODEL[,+FEATURE|,-FEATURE]", group = "change")]
+    cpu: Option<String>,
+    /// Give it a screen, a keyboard and a pointer, or take them away
+    #[arg(long, value_name = "yes|no", group = "change", value_parser = clap::builder::BoolishValueParser::new())]
+    display: Option<bool>,
+    /// Empty disk of this size to add (repeatable)
+    #[arg(long, value_name = "SIZE", group = "change")]
+    add_disk: Vec<ByteSize>,
+    /// Network port to add, in a network or bridge of this host (repeatable)
+    #[arg(long, value_name = "BRIDGE[,mac=ADDRESS]", group = "change")]
+    add_net: Vec<NicArg>,
+    /// Hardware address of a network port to remove (repeatable)
+    #[arg(long, value_name = "ADDRESS", group = "change")]
+    remove_net: Vec<String>,
+}
+
+impl HardwareArgs {
+    fn change(self) -> HardwareChange {
+        HardwareChange {
+            memory: self.memory,
+            cpus: self.cpus,
+            cpu: self.cpu,
+            display: self.display,
+            add_disks: self.add_disk,
+            add_nics: self.add_net.into_iter().map(|port| port.0).collect(),
+            remove_nics: self.remove_net,
+        }
+    }
 }
 
 impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
         let removed = self.unlabels.into_iter().map(|key| (key, None));
         let set = self.labels.into_iter().map(|label| (label.0, Some(label.1)));
+        let hardware = self.hardware.change();
+        let is_hardware = !hardware.is_empty();
         let request = SettingsRequest {
             autostart: autostart_of(self.autostart, self.autostart_delay),
             restart: self.restart.map(|restart| restart.0),
             labels: removed.chain(set).collect(),
             note: self.note,
+            hardware,
         };
         let machine = context.client.change_settings(&self.name, &request).await?;
-        context.output.result(&machine, machine_text::settings)
+        let text = if is_hardware { machine_text::page } else { machine_text::settings };
+        context.output.result(&machine, text)
     }
 }

@@ -1,7 +1,8 @@
 //! Command line of QEMU. Pure.
 //!
 //! The order of devices, their ids and addresses are part of the device state: after a change, older states
-//! do not load. PCI slots: 02 balloon, 03 random numbers, 04 guest port, 08-0f network, 10-1d disks.
+//! do not load. PCI slots: 01 screen, 02 balloon, 03 random numbers, 04 guest port, 05 USB,
+//! 08-0f network, 10-1d disks.
 
 use super::spec::{LaunchSpec, Sharing, SpecError};
 use crate::guest_agent::QEMU_GA_PORT;
@@ -32,6 +33,9 @@ const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resour
 const KERNEL_LOADER: &str = "qboot.rom";
 /// Parts of a PC that a guest with paravirtual devices does not use, and takes time to look for.
 const WITHOUT_PC_PARTS: &str = ",hpet=off,smm=off,sata=off,smbus=off,usb=off";
+/// Screen of machines that have one: every guest knows the VGA of QEMU. Its memory, in MiB, is part of each
+/// device state and is compared at each pause; it holds 1920 x 1080 points.
+const SCREEN: &str = "VGA,id=display0,addr=0x1,vgamem_mb=8";
 /// Flash memory: the program of the firmware, and its variables, which are a disk to all but the guest.
 const CODE: &str = "uefi-code";
 const FIRST_NIC_SLOT: usize = 0x08;
@@ -106,6 +110,11 @@ impl LaunchSpec {
         args.option("-sandbox", SANDBOX);
         args.option("-display", "none");
         args.option("-vga", "none");
+        if config.display {
+            let server = Value::new("unix:").path(&self.display_socket());
+            // All who look see the same, and none of them can switch the machine off past its owner.
+            args.value("-vnc", server.text(",share=force-shared,power-control=off"));
+        }
         let accel = match config.accel {
             Accel::Tcg => "tcg,thread=multi",
             Accel::Kvm => "kvm",
@@ -187,6 +196,12 @@ impl LaunchSpec {
         if self.config.agent_port {
             let port = format!("id=agent0-port,bus=port0.0,nr=2,chardev=agent0,name={QEMU_GA_PORT}");
             args.option("-device", format!("virtserialport,{port}"));
+        }
+        if self.config.display {
+            args.option("-device", SCREEN);
+            // A tablet says where the pointer is, as a viewer does; a mouse says how far it went.
+            args.option("-device", "qemu-xhci,id=usb0,addr=0x5");
+            args.option("-device", "usb-tablet,id=tablet0,bus=usb0.0,port=1");
         }
         args.option("-device", "pvpanic,id=panic0");
         self.tpm(args);
@@ -273,6 +288,7 @@ mod tests {
             agent_port: true,
             firmware: Firmware::Bios,
             tpm: None,
+            display: false,
         };
         let ram = RamBacking { path: "/ram,share=off".into(), sharing: Sharing::Shared };
         LaunchSpec { disks: vec!["/nbd".into()], ..LaunchSpec::new(config, "/slot", ram) }

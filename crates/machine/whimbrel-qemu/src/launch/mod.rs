@@ -7,5 +7,8 @@ mod command_line;
 mod confined;
 mod spec;
 
-pub use spec::{LaunchError, LaunchSpec, RamBacking, Sharing, SpecError, TapDevices, Vmgenid};
+pub use spec::{
+    LaunchError, LaunchSpec, MAX_DISKS, MAX_NICS, RamBacking, Sharing, SpecError, TapDevices, Vmgenid,
+    display_in,
+};
 pub(crate) use spec::{agent_in, guest_in, log_in, qmp_in};

@@ -12,9 +12,9 @@ use std::{
 use whimbrel_core::MachineConfig;
 
 /// Most disks of a machine: PCI slots 0x10 to 0x1d.
-pub(super) const MAX_DISKS: usize = 14;
+pub const MAX_DISKS: usize = 14;
 /// Most network ports of a machine: PCI slots 0x08 to 0x0f.
-pub(super) const MAX_NICS: usize = 8;
+pub const MAX_NICS: usize = 8;
 /// Longest path of a Unix socket (`sun_path` without its final zero).
 const MAX_SOCKET_PATH: usize = 107;
 /// Longest name of a socket in the runtime directory, with its slash.
@@ -25,8 +25,8 @@ const LONGEST_SOCKET: &str = "/state";
 pub struct LaunchSpec {
     /// Configuration of the machine.
     pub config: MachineConfig,
-    /// Existing directory of this machine for the sockets `qmp`, `serial`, `guest`, `agent`, `net0`, … and
-    /// the log `qemu.log`.
+    /// Existing directory of this machine for the sockets `qmp`, `serial`, `guest`, `agent`, `vnc`, `net0`, …
+    /// and the log `qemu.log`.
     pub dir: PathBuf,
     /// File of guest memory.
     pub ram: RamBacking,
@@ -215,6 +215,11 @@ impl LaunchSpec {
         self.dir.join(format!("net{index}"))
     }
 
+    /// Socket of the screen, which speaks RFB (RFC 6143), if the machine has one.
+    pub fn display_socket(&self) -> PathBuf {
+        display_in(&self.dir)
+    }
+
     /// File of QEMU's output.
     pub fn log(&self) -> PathBuf {
         log_in(&self.dir)
@@ -294,6 +299,11 @@ pub(crate) fn guest_in(dir: &Path) -> PathBuf {
 /// Port of qemu-ga of the QEMU with runtime directory `dir`.
 pub(crate) fn agent_in(dir: &Path) -> PathBuf {
     dir.join("agent")
+}
+
+/// Socket of the screen of the QEMU with runtime directory `dir`.
+pub fn display_in(dir: &Path) -> PathBuf {
+    dir.join("vnc")
 }
 
 /// Control socket of the QEMU with runtime directory `dir`.

@@ -233,6 +233,7 @@ fn describe(note: &HomeRecord, tunnel: TunnelInfo) -> MachineInfo {
         taken_over: None,
         uploads: None,
         settings: whimbrel_api::MachineSettings::default(),
+        display: false,
         restarts: None,
         failed_care: Vec::new(),
     }

@@ -107,6 +107,7 @@ endpoints! {
     Rename = POST MACHINE_RENAME: Operator Objects, "rename";
     Balloon = POST MACHINE_BALLOON: Operator Objects, "balloon";
     Console = GET MACHINE_CONSOLE: Operator Objects, "console";
+    Display = GET MACHINE_DISPLAY: Operator Objects, "display";
     Exec = POST MACHINE_EXEC: Operator Objects, "exec";
     ReadFile = POST MACHINE_FILE_READ: Operator Objects, "cp";
     WriteFile = POST MACHINE_FILE_WRITE: Operator Objects, "cp";
@@ -162,7 +163,7 @@ endpoints! {
 impl Endpoint {
     /// Whether a successful call is noted in the audit log.
     pub(crate) fn is_noted(self) -> bool {
-        self.method() != MethodFilter::GET || matches!(self, Self::Console | Self::Wire)
+        self.method() != MethodFilter::GET || matches!(self, Self::Console | Self::Display | Self::Wire)
     }
 
     /// What is judged of a call before its parameters are read.

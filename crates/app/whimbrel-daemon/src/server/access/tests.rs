@@ -39,7 +39,8 @@ const DOCUMENTED: [(&str, &str); 3] = [
          POST /v1/machines/{name}/stop, POST /v1/machines/{name}/pause, POST /v1/machines/{name}/unpause, \
          POST /v1/machines/{name}/upgrade, \
          POST /v1/machines/{name}/balloon, POST /v1/machines/{name}/settings, POST /v1/machines/{name}/rename, POST /v1/machines/{name}/exec, \
-         POST /v1/machines/{name}/files/read, POST /v1/machines/{name}/files/write, GET /v1/machines/{name}/console, POST /v1/machines/{name}/wws, \
+         POST /v1/machines/{name}/files/read, POST /v1/machines/{name}/files/write, GET /v1/machines/{name}/console, GET /v1/machines/{name}/display, \
+         POST /v1/machines/{name}/wws, \
          POST /v1/machines/{name}/checkpoint, POST /v1/machines/{name}/suspend, POST /v1/machines/{name}/rewind, \
          POST /v1/machines/{name}/migrate, POST /v1/machines/{name}/protect, \
          DELETE /v1/machines/{name}/protect, POST /v1/machines/{name}/failover, POST /v1/resume, \

@@ -1,0 +1,161 @@
+//! Other hardware for a machine that does not run: memory, CPUs, a screen, more disks, network ports.
+//!
+//! No device state is lost, since there is none: the next start boots the machine with what it has then.
+//! Disks keep their places, so that overlays and capsules go on with them; new ones come after them, empty.
+
+use crate::{
+    core::error::DaemonError,
+    daemon::{Daemon, nic_of},
+    machine::{
+        firmware::has_display,
+        record::{DiskBase, Phase, Record},
+    },
+};
+use std::{collections::BTreeSet, sync::Arc};
+use whimbrel_api::HardwareChange;
+use whimbrel_core::{ByteSize, DiskConfig, MachineConfig, PAGE_SIZE};
+use whimbrel_qemu::{MAX_DISKS, MAX_NICS};
+use whimbrel_vm::StoppedDisk;
+
+const MEMORY_STEP: u64 = 1 << 20;
+const CPUS_MAX: u32 = 256;
+/// Largest disk: far above what a store holds, and far below what overflows.
+pub(crate) const DISK_MAX: ByteSize = ByteSize(64 << 40);
+
+/// Sets the memory and the CPUs of a machine that is to boot, where there is a wish. Refused if no machine
+/// can have so much or so little.
+pub(crate) fn set_size(
+    config: &mut MachineConfig,
+    memory: Option<ByteSize>,
+    cpus: Option<u32>,
+) -> Result<(), DaemonError> {
+    if let Some(ByteSize(bytes)) = memory {
+        if bytes == 0 || bytes % MEMORY_STEP != 0 {
+            return Err(DaemonError::invalid("guest memory is a multiple of 1 MiB"));
+        }
+        config.memory = ByteSize(bytes);
+    }
+    if let Some(cpus) = cpus {
+        if !(1..=CPUS_MAX).contains(&cpus) {
+            return Err(DaemonError::invalid(format!("a machine has between 1 and {CPUS_MAX} CPUs")));
+        }
+        config.cpus = cpus;
+    }
+    Ok(())
+}
+
+impl Daemon {
+    /// The record with other hardware; overlays of new disks are there. Refused if the machine runs, or may
+    /// run on another host.
+    pub(crate) fn with_hardware(
+        self: &Arc<Self>,
+        record: &Record,
+        change: &HardwareChange,
+    ) -> Result<Record, DaemonError> {
+        let mut record = record.clone();
+        if change.is_empty() {
+            return Ok(record);
+        }
+        if !matches!(record.phase, Phase::Stopped | Phase::Crashed { .. }) {
+            let (name, state) = (record.name.clone(), record.phase.name());
+            return Err(DaemonError::State { name, state, needed: "stopped to change its hardware" });
+        }
+        let config = &mut record.config;
+        set_size(config, change.memory, change.cpus)?;
+        if let Some(model) = &change.cpu {
+            config.cpu = self.cpu_model(model, config.accel)?;
+        }
+        if let Some(wanted) = change.display {
+            config.display = has_display(&config.firmware, wanted)?;
+        }
+        change_nics(config, change)?;
+        if change.memory.is_some() {
+            // What the balloon had taken was of the memory before.
+            (record.ballooned, record.squeezed_from) = (None, None);
+        }
+        self.add_disks(&mut record, &change.add_disks)?;
+        Ok(record)
+    }
+
+    fn add_disks(&self, record: &mut Record, sizes: &[ByteSize]) -> Result<(), DaemonError> {
+        check_count("disks", record.config.disks.len() + sizes.len(), MAX_DISKS)?;
+        let aligned = |size: &ByteSize| size.0.checked_next_multiple_of(PAGE_SIZE as u64);
+        let sizes = sizes.iter().map(|size| match aligned(size) {
+            Some(bytes) if bytes > 0 && bytes <= DISK_MAX.0 => Ok(ByteSize(bytes)),
+            _ => Err(DaemonError::invalid(format!("a disk has up to {DISK_MAX}, and not {size}"))),
+        });
+        let dirs = self.directories.machine_dirs(&record.name);
+        for size in sizes.collect::<Result<Vec<_>, _>>()? {
+            let index = record.config.disks.len();
+            StoppedDisk::create_blank((&dirs, &self.store), (index, size.0))?;
+            record.config.disks.push(DiskConfig { size });
+            record.bases.push(DiskBase::Blank);
+        }
+        Ok(())
+    }
+}
+
+fn change_nics(config: &mut MachineConfig, change: &HardwareChange) -> Result<(), DaemonError> {
+    for gone in &change.remove_nics {
+        let before = config.nics.len();
+        config.nics.retain(|nic| !nic.mac.eq_ignore_ascii_case(gone));
+        if config.nics.len() == before {
+            let reason =
+                format!("it has no network port with the address {gone}: `whimbrel inspect` lists them");
+            return Err(DaemonError::invalid(reason));
+        }
+    }
+    config.nics.extend(change.add_nics.iter().map(nic_of));
+    check_count("network ports", config.nics.len(), MAX_NICS)?;
+    let addresses: BTreeSet<_> = config.nics.iter().map(|nic| nic.mac.to_ascii_lowercase()).collect();
+    match addresses.len() == config.nics.len() {
+        true => Ok(()),
+        false => Err(DaemonError::invalid("two network ports of a machine cannot have the same address")),
+    }
+}
+
+fn check_count(what: &str, count: usize, max: usize) -> Result<(), DaemonError> {
+    match count <= max {
+        true => Ok(()),
+        false => Err(DaemonError::invalid(format!("a machine has up to {max} {what}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use whimbrel_api::NicRequest;
+
+    fn config(macs: &[&str]) -> MachineConfig {
+        let nic = |mac: &&str| nic_of(&NicRequest { mac: Some((*mac).to_owned()), bridge: None });
+        MachineConfig { nics: macs.iter().map(nic).collect(), ..MachineConfig::minimal(ByteSize(1 << 20)) }
+    }
+
+    #[test]
+    fn ports_are_removed_by_their_addresses_and_no_two_have_one() {
+        let mut both = config(&["52:54:00:00:00:01", "52:54:00:00:00:0A"]);
+        let change = |remove: &str, add: Option<&str>| HardwareChange {
+            remove_nics: vec![remove.to_owned()],
+            add_nics: add
+                .map(|mac| NicRequest { mac: Some(mac.to_owned()), bridge: None })
+                .into_iter()
+                .collect(),
+            ..HardwareChange::default()
+        };
+        change_nics(&mut both, &change("52:54:00:00:00:0a", None)).unwrap();
+        assert_eq!(both, config(&["52:54:00:00:00:01"]));
+        assert!(change_nics(&mut both.clone(), &change("52:54:00:00:00:0a", None)).is_err());
+        let added = HardwareChange { remove_nics: vec![], ..change("", Some("52:54:00:00:00:01")) };
+        assert!(change_nics(&mut both, &added).is_err(), "an address that it has");
+    }
+
+    #[test]
+    fn sizes_that_no_machine_has_are_refused() {
+        let mut machine = config(&[]);
+        set_size(&mut machine, Some(ByteSize(2 << 20)), Some(4)).unwrap();
+        assert_eq!((machine.memory, machine.cpus), (ByteSize(2 << 20), 4));
+        for (memory, cpus) in [(Some(0), None), (Some(4096), None), (None, Some(0)), (None, Some(257))] {
+            assert!(set_size(&mut machine, memory.map(ByteSize), cpus).is_err(), "{memory:?} {cpus:?}");
+        }
+    }
+}
