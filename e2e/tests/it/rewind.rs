@@ -98,3 +98,60 @@ fn a_rewind_that_is_cancelled_or_fails_leaves_the_machine_running_as_it_was() {
     alpha.run(&["rewind", "web", "early"]);
     assert_ne!(checked(alpha).disk, late.disk);
 }
+
+/// Content of the first disk of a capsule.
+fn disk_of(host: &HostProcess, cluster: &Cluster, capsule: &str) -> Vec<u8> {
+    let file = cluster.disk.path().join("exported.raw");
+    host.run(&["export", capsule, file.to_str().expect("a path in UTF-8"), "--image", "disk0"]);
+    let content = fs::read(&file).expect("a disk");
+    fs::remove_file(&file).expect("to make room for the next");
+    content
+}
+
+#[test]
+fn a_machine_that_is_off_goes_back_too_and_is_off_again_if_it_cannot() {
+    let mut cluster = Cluster::start(&["alpha"]);
+    let alpha = cluster.host("alpha");
+    Guest { address: None, ..Guest::small("web") }.run(&cluster, alpha);
+    let mut guest = console(alpha, "web");
+    guest.wait_ready(PATIENCE).expect("a guest that is up");
+    guest.write(50).expect("a first life");
+    let early = checked(alpha);
+    alpha.run(&["checkpoint", "web", "--tag", "early"]);
+    guest.write(50).expect("a disk that takes writes");
+    drop(guest);
+    alpha.run(&["checkpoint", "web", "--tag", "late"]);
+    let late = disk_of(alpha, &cluster, "late");
+    alpha.run(&["stop", "web", "--kill"]);
+
+    // Cancelled, it is switched off, with its disk: also to the next daemon, and it starts.
+    alpha.hold_at("rewind");
+    let mut command = alpha.start_command(&["rewind", "web", "early"]);
+    alpha.wait_held("rewind");
+    kill(Pid::from_raw(command.id() as i32), Signal::SIGINT).expect("a command that waits");
+    assert_eq!(command.wait().expect("the command ends").code(), Some(130));
+    alpha.release("rewind");
+    alpha.wait_state("web", &["stopped"]);
+    alpha.run(&["gc"]);
+    cluster.host_mut("alpha").kill_daemon();
+    cluster.host_mut("alpha").start_daemon();
+    let alpha = cluster.host("alpha");
+    alpha.run(&["checkpoint", "web", "--disks-only", "--tag", "off"]);
+    assert!(disk_of(alpha, &cluster, "off") == late, "the disk is not what it was");
+    alpha.run(&["start", "web"]);
+    console(alpha, "web").wait_ready(PATIENCE).expect("a guest that is up");
+    alpha.run(&["stop", "web", "--kill"]);
+
+    // Nothing in the way, it goes back and runs; and then to what it was, which boots.
+    let rewound = alpha.json(&["rewind", "web", "early"])["result"].clone();
+    assert_same_life(&early, &checked(alpha));
+    let before = rewound["tag"].as_str().expect("a tag of the state before");
+    alpha.run(&["rewind", "web", before]);
+    let mut guest = console(alpha, "web");
+    guest.wait_ready(PATIENCE).expect("a guest that is up");
+    assert_ne!(guest.check().expect("an answer").nonce, early.nonce, "it has booted");
+    drop(guest);
+    alpha.run(&["stop", "web", "--kill"]);
+    alpha.run(&["checkpoint", "web", "--disks-only", "--tag", "again"]);
+    assert!(disk_of(alpha, &cluster, "again") == disk_of(alpha, &cluster, before), "another disk");
+}

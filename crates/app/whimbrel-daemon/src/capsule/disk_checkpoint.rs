@@ -67,7 +67,7 @@ impl Daemon {
     }
 
     /// Takes a disk-only capsule of a machine that is switched off.
-    fn take_stopped_disks(
+    pub(super) fn take_stopped_disks(
         &self,
         record: &mut Record,
         wanted: &CheckpointOptions,

@@ -203,7 +203,14 @@ impl Daemon {
         let mut record = plan.record();
         record.settings = settings;
         let live = match plan.manifest.device.is_empty() {
-            true => self.boot(&record)?,
+            true => {
+                let mut live = self.boot(&record)?;
+                if let Err(error) = live.set_stored_bases(&plan.manifest.images) {
+                    live.end();
+                    return Err(error.into());
+                }
+                live
+            }
             false => self.restore(plan, &record, reporter)?,
         };
         Ok((record, live))

@@ -87,7 +87,7 @@ impl Daemon {
         let dirs = self.directories.machine_dirs(&record.name);
         for size in sizes.collect::<Result<Vec<_>, _>>()? {
             let index = record.config.disks.len();
-            StoppedDisk::create_blank((&dirs, &self.store), (index, size.0))?;
+            StoppedDisk::create((&dirs, &self.store), (index, size.0), &DiskBase::Blank)?;
             record.config.disks.push(DiskConfig { size });
             record.bases.push(DiskBase::Blank);
         }

@@ -346,27 +346,24 @@ impl StoppedDisk {
     ) -> Result<Self, RunningError> {
         let name = format!("disk{index}");
         let failed = |source| RunningError::Disk { disk: name.clone(), source };
-        let over = |root, pages| -> Arc<dyn Device> {
-            Arc::new(StoredDisk::new(store.image(Some(root), pages).with_remote_fetch(None)))
-        };
-        let (base, base_id) = open_base(over, base, size).map_err(failed)?;
+        let (base, base_id) = open_base(stored_in(store), base, size).map_err(failed)?;
         let cow = Cow::open_with_key(&dirs.overlay(&name), base, base_id, overlay_key(store).as_ref());
         let cow = Arc::new(cow.map_err(|source| failed(source.into()))?);
         let tracked = Arc::new(TrackedDevice::new(cow.clone()));
         Ok(Self { name, cow, tracked })
     }
 
-    /// Makes an empty disk `index` of `size` bytes, durably. What is in its place belongs to no disk: it was
-    /// left when a change was interrupted.
-    pub fn create_blank(
+    /// Makes disk `index` of `size` bytes, which reads as its base, durably. What is in its place belongs to
+    /// no disk: it was left when a change was interrupted.
+    pub fn create(
         (dirs, store): (&MachineDirs, &Store),
         (index, size): (usize, u64),
+        base: &DiskBase,
     ) -> Result<(), RunningError> {
         let name = format!("disk{index}");
         let failed = |source| RunningError::Disk { disk: name.clone(), source };
         let place = dirs.overlay(&name);
-        let over = |_, _| -> Arc<dyn Device> { Arc::new(ZeroDevice { size }) };
-        let (base, id) = open_base(over, &DiskBase::Blank, size).map_err(failed)?;
+        let (base, id) = open_base(stored_in(store), base, size).map_err(failed)?;
         place.remove().map_err(|source| failed(source.into()))?;
         let made = Cow::create_with_key(&place, base, id, overlay_key(store).as_ref());
         made.map(drop).map_err(|source| failed(source.into()))
@@ -398,6 +395,11 @@ impl StoppedDisk {
         let kept = save_left(self.tracked.clone(), &runtime_dir::tpm_dir(slot));
         kept.map_err(|source| RunningError::Disk { disk: self.name.clone(), source })
     }
+}
+
+/// Opener of images that are wholly in a store.
+fn stored_in(store: &Store) -> impl FnOnce(Digest, u64) -> Arc<dyn Device> {
+    |root, pages| Arc::new(StoredDisk::new(store.image(Some(root), pages).with_remote_fetch(None)))
 }
 
 /// Removes the overlays in the folder of a machine, with their bitmaps in memory. Overlays that remain are

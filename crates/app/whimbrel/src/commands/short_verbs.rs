@@ -364,7 +364,8 @@ Examples:
         /// Take a machine back to an earlier capsule and keep its present state
         ///
         /// The machine is suspended first. Its present state is kept as a capsule with a tag of its own, so
-        /// a rewind can be undone. If the earlier state cannot be resumed, the machine goes on as it was.
+        /// a rewind can be undone; of a machine that is switched off or crashed, that is its disks. If the
+        /// earlier state cannot be resumed, the machine is as it was.
         /// `whimbrel log NAME` lists its capsules. Connections of the guest to the outside may break.
         "\
 Examples:
