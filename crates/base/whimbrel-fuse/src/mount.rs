@@ -5,12 +5,14 @@
 
 use crate::{FileSystem, adapter::Adapter, connection::Connection};
 use rustix::{
+    fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx},
     io::Errno as Os,
     mount::{UnmountFlags, unmount},
 };
 use std::{
     ffi::OsStr,
     fs, io,
+    mem::ManuallyDrop,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     thread,
@@ -168,8 +170,12 @@ impl Mounted {
     }
 
     /// Unmounts and waits until the last request is answered. A mount with open files stays and is reported
-    /// as busy.
+    /// as busy. If somebody else has unmounted it, the path is left alone: another mount may be there by now.
     pub fn unmount(&mut self) -> Result<(), MountError> {
+        if self.is_gone() {
+            self.end();
+            return Ok(());
+        }
         match unmount(&self.path, UnmountFlags::empty()) {
             Ok(()) | Err(Os::INVAL) => {
                 self.end();
@@ -210,7 +216,14 @@ impl Mounted {
         if !self.ends_within(THREADS_END_TIMEOUT) {
             self.abort_connection();
         }
+        let next = self.is_gone() && is_mount_point(&self.path);
         let Some(session) = self.session.take() else { return };
+        if next {
+            // fuser would unmount the path, whatever is mounted there by now. So it gets no chance, which
+            // costs a descriptor of this process.
+            let _left = ManuallyDrop::new(session);
+            return;
+        }
         // `umount_and_join` finds nothing left to unmount, or detaches a busy mount.
         if let Err(error) = session.umount_and_join() {
             tracing::debug!(%error, path = %self.path.display(), "the mount ended with an error");
@@ -237,6 +250,12 @@ impl Drop for Mounted {
         }
         self.end();
     }
+}
+
+/// Whether something is mounted at the path; it is asked nothing, because it may not answer.
+fn is_mount_point(path: &Path) -> bool {
+    let asked = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::empty());
+    asked.is_ok_and(|found| found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
 }
 
 /// Invalidates what the kernel has cached.

@@ -212,6 +212,23 @@ fn dropping_unmounts_though_a_file_is_open_and_a_busy_mount_is_not_unmounted_by_
     again.unmount().unwrap();
 }
 
+#[test]
+fn a_mount_that_somebody_ended_leaves_the_next_one_at_its_path_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut first = Mounted::new(Memory::default(), dir.path(), &options()).unwrap();
+    assert!(std::process::Command::new("umount").arg(dir.path()).status().unwrap().success());
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !first.is_gone() {
+        assert!(Instant::now() < deadline, "the mount does not notice its end");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let mut second = Mounted::new(Memory::default(), dir.path(), &options()).unwrap();
+    first.unmount().unwrap();
+    assert!(is_mounted(dir.path()), "the mount of somebody else is gone");
+    second.unmount().unwrap();
+    assert!(!is_mounted(dir.path()));
+}
+
 /// A file system that reports when it is dropped.
 fn told(files: &Memory) -> std::sync::Weak<AtomicUsize> {
     Arc::downgrade(&files.missed)
