@@ -151,7 +151,8 @@ impl HostProcess {
     }
 
     /// Runs a script in a shell of the host, with `whimbrel` on its path and `home` as its directory. The
-    /// first command that fails ends it, and so does a long time.
+    /// first command that fails ends it, and so does a long time. Programs that it leaves in the background
+    /// stay, and what they print after its end is lost.
     pub fn shell(&self, script: &str, home: &Path) -> Output {
         let programs = binary().parent().expect("a directory").to_owned();
         let path = std::env::var("PATH").unwrap_or_default();
@@ -159,7 +160,13 @@ impl HostProcess {
         command.args(["300", "sh", "-euc", &format!("cd \"$HOME\"\n{script}")]).stdin(Stdio::null());
         command.env("PATH", format!("{}:{path}", programs.display())).env("HOME", home);
         command.env("WHIMBREL_SOCKET", &self.socket);
-        self.network.run(move || command.output()).expect("a shell")
+        // Files, because a pipe would be waited for until the last program in the background ends.
+        let [printed, complained] = [(); 2].map(|()| tempfile::NamedTempFile::new().expect("a file"));
+        let open = |file: &tempfile::NamedTempFile| file.reopen().expect("the file once more");
+        command.stdout(open(&printed)).stderr(open(&complained));
+        let status = self.network.run(move || command.status()).expect("a shell");
+        let read = |file: &tempfile::NamedTempFile| fs::read(file.path()).expect("what was printed");
+        Output { status, stdout: read(&printed), stderr: read(&complained) }
     }
 
     /// Starts a program on the host: among its processes and mounts, and in its network.
