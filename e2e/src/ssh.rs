@@ -38,22 +38,58 @@ impl Ssh {
         let dir = cluster.disk.path().join(format!("ssh-{}-{}", from.name(), to.name()));
         fs::create_dir(&dir).expect("a directory");
         fs::set_permissions(&dir, fs::Permissions::from_mode(0o700)).expect("a directory of root's");
-        let address: SocketAddr = to.address().parse().expect("an address");
-        let address = SocketAddr::new(address.ip(), PORT);
-
+        let address = at_port(to, PORT);
         let sshd_config = server(&dir, to, address);
-        // Where sshd drops its privileges to; a machine without a running sshd may lack it.
-        to.exec("mkdir", &["-p", "/run/sshd"]);
-        let sshd = to.start_program(SSHD, &["-D", "-e", "-f", text(&sshd_config)]);
+        let sshd = serve(to, &sshd_config);
         // ssh finds its user's own configuration by the user, whatever HOME says; the system's can be covered
         // up.
         from.exec("mount", &["--bind", text(&client(&dir, address)), "/etc/ssh/ssh_config"]);
-        let deadline = std::time::Instant::now() + PATIENCE;
-        while cluster.lab.host(from.name()).connect(address, PATIENCE).is_err() {
-            assert!(std::time::Instant::now() < deadline, "sshd does not listen on {address}");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        wait_listening(cluster, address);
         Some(Self { _sshd: sshd })
+    }
+
+    /// Starts one on each host, at the usual port, where root of each host gets in by the name of the host.
+    pub fn everywhere(cluster: &Cluster) -> Vec<Self> {
+        let dir = cluster.disk.path().join("ssh");
+        fs::create_dir(&dir).expect("a directory");
+        let (host, user) = (keygen(&dir.join("host")), keygen(&dir.join("user")));
+        write(dir.join("authorized"), &user);
+        let known = write(dir.join("known_hosts"), &format!("server {host}"));
+        let config = format!(
+            "Host *\n User root\n IdentityFile {}\n IdentitiesOnly yes\n HostKeyAlias server\n UserKnownHostsFile {}\n",
+            dir.join("user").display(),
+            known.display()
+        );
+        let config = write(dir.join("ssh_config"), &config);
+        let start = |host: &HostProcess| {
+            let address = at_port(host, 22);
+            let server = write(dir.join(host.name()), &settings(&dir, host, address));
+            let sshd = serve(host, &server);
+            host.exec("mount", &["--bind", text(&config), "/etc/ssh/ssh_config"]);
+            wait_listening(cluster, address);
+            Self { _sshd: sshd }
+        };
+        cluster.hosts.iter().map(start).collect()
+    }
+}
+
+fn at_port(host: &HostProcess, port: u16) -> SocketAddr {
+    let address: SocketAddr = host.address().parse().expect("an address");
+    SocketAddr::new(address.ip(), port)
+}
+
+/// Starts an sshd with this configuration.
+fn serve(host: &HostProcess, config: &Path) -> Process {
+    // Where sshd drops its privileges to; a machine without a running sshd may lack it.
+    host.exec("mkdir", &["-p", "/run/sshd"]);
+    host.start_program(SSHD, &["-D", "-e", "-f", text(config)])
+}
+
+fn wait_listening(cluster: &Cluster, address: SocketAddr) {
+    let deadline = std::time::Instant::now() + PATIENCE;
+    while cluster.lab.host("client").connect(address, PATIENCE).is_err() {
+        assert!(std::time::Instant::now() < deadline, "sshd does not listen on {address}");
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 
@@ -66,19 +102,22 @@ fn server(dir: &Path, host: &HostProcess, address: SocketAddr) -> PathBuf {
         ("bare", "command=\"PATH=/nowhere; eval $SSH_ORIGINAL_COMMAND\" "),
     ];
     let authorize = |(name, what): &(&str, &str)| format!("{what}{}", keygen(&dir.join(name)));
-    let authorized = dir.join("authorized");
-    fs::write(&authorized, may.iter().map(authorize).collect::<String>()).expect("a file");
+    write(dir.join("authorized"), &may.iter().map(authorize).collect::<String>());
+    write(dir.join("sshd_config"), &settings(dir, host, address))
+}
+
+/// The configuration of a server whose keys are in the directory.
+fn settings(dir: &Path, host: &HostProcess, address: SocketAddr) -> String {
     let programs = binary();
     let programs = programs.parent().expect("a directory of programs").display();
-    let config = format!(
+    format!(
         "ListenAddress {address}\nHostKey {}\nAuthorizedKeysFile {}\nPidFile none\nStrictModes no\n\
          PermitRootLogin yes\nUsePAM no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n\
          SetEnv WHIMBREL_SOCKET={} PATH={programs}:/usr/bin:/bin\n",
         dir.join("host").display(),
-        authorized.display(),
+        dir.join("authorized").display(),
         host.socket().display(),
-    );
-    write(dir.join("sshd_config"), &config)
+    )
 }
 
 /// The client's keys and configuration.
