@@ -16,13 +16,13 @@ use whimbrel_testkit::{
 const PORT: u16 = 9000;
 
 /// A server with the bucket `vault`, and where its folder is.
-struct S3 {
+pub(crate) struct S3 {
     server: Option<Process>,
     address: String,
 }
 
 impl S3 {
-    fn start(cluster: &Cluster) -> Self {
+    pub(crate) fn start(cluster: &Cluster) -> Self {
         fs::create_dir_all(Self::folder(cluster)).expect("a bucket");
         let address = format!("{}:{PORT}", cluster.lab.host("client").address());
         let mut s3 = Self { server: None, address };

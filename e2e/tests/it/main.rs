@@ -31,6 +31,8 @@ mod machine_process;
 mod metrics;
 mod migration;
 mod network;
+mod operations;
+mod pages;
 mod pool;
 mod postcopy;
 mod protect;
