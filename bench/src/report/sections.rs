@@ -114,7 +114,7 @@ const OPERATION: Section = Section {
         ("operate.scrape", "Time to read `/metrics` over the socket, and bytes of the page."),
         ("operate.daemon", "Memory that only the daemon has, and its processor time while nothing happens."),
         ("operate.package", "Installed size of the Debian package of a host."),
-        ("operate.book", "Blocks of commands in the guides, and how many of their guides failed."),
+        ("operate.book", "Blocks of commands in the manual, and how many of its pages failed."),
     ],
 };
 

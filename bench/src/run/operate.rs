@@ -28,7 +28,7 @@ pub(super) const EXPERIMENTS: &[Experiment] = &[
         run: host,
     },
     Experiment { rows: &["operate.package"], about: "build the package of a host", run: package },
-    Experiment { rows: &["operate.book"], about: "run every command of the guides", run: book },
+    Experiment { rows: &["operate.book"], about: "run every command of the manual", run: book },
     Experiment {
         rows: &["operate.web.first"],
         about: "load the web page of a host with 200 machines",
@@ -132,19 +132,20 @@ fn package(_: &Context) -> Result<Vec<Row>> {
     Ok(vec![row.goal(Goal::AtMost(60.0))])
 }
 
-/// Guides whose commands fail. Their tests print `N command blocks run`.
+/// Pages of the manual whose commands fail. Their tests print `N command blocks run`.
 fn book(_: &Context) -> Result<Vec<Row>> {
     let mut cargo = super::trust::cargo();
-    cargo.args(["test", "--workspace", "--locked", "--test", "it", "--", "guides::the_", "--nocapture"]);
+    cargo.args(["test", "--workspace", "--locked", "--test", "it", "--", "guides::the_", "operations::the_"]);
+    cargo.arg("--nocapture");
     let output = cargo.output().context("cannot run cargo")?;
     let said = String::from_utf8_lossy(&output.stdout);
     let count =
         |ending: &str, line: &str| line.trim().strip_suffix(ending)?.rsplit(' ').next()?.parse::<u32>().ok();
     let run: u32 = said.lines().filter_map(|line| count(" command blocks run", line)).sum();
-    let failed =
-        said.lines().filter(|line| line.starts_with("test guides::") && line.ends_with("FAILED")).count();
-    ensure!(run > 0 || failed > 0, "no guide was run: {}", String::from_utf8_lossy(&output.stderr));
-    let case = format!("{run} command blocks of the guides run");
+    let is_page = |line: &str| line.starts_with("test guides::") || line.starts_with("test operations::");
+    let failed = said.lines().filter(|line| is_page(line) && line.ends_with("FAILED")).count();
+    ensure!(run > 0 || failed > 0, "no page was run: {}", String::from_utf8_lossy(&output.stderr));
+    let case = format!("{run} command blocks of the manual run");
     Ok(vec![
         Row::new("operate.book", case, "failed", &Samples::new(vec![failed as f64])).goal(Goal::AtMost(0.0)),
     ])
