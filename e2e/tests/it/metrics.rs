@@ -1,4 +1,5 @@
-//! Metrics: a real Prometheus reads a pair of hosts, and every alert and panel means something to it.
+//! Metrics: a real Prometheus reads a pair of hosts, a pool and a session, and every alert and panel means
+//! something to it.
 
 use serde_json::Value;
 use std::{
@@ -38,11 +39,10 @@ struct Prometheus<'a> {
 }
 
 impl<'a> Prometheus<'a> {
-    /// Starts one that reads both hosts every second.
-    fn start(cluster: &'a Cluster) -> Self {
+    /// Starts one that reads these addresses every second.
+    fn start(cluster: &'a Cluster, targets: &[String]) -> Self {
         let folder = tempfile::tempdir().expect("a directory");
         let rules = packaging().join("prometheus/alerts.yml");
-        let targets: Vec<String> = cluster.hosts.iter().map(|host| host.metrics_address()).collect();
         let settings = format!(
             "global: {{scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}}\n\
              rule_files: [{rules:?}]\n\
@@ -154,21 +154,35 @@ fn encoded(text: &str) -> String {
     text.bytes().map(letter).collect()
 }
 
-/// Title and expressions of each panel, with the variables filled in.
-fn panels() -> Vec<(String, String)> {
-    let text = fs::read_to_string(packaging().join("grafana/whimbrel-hosts.json")).expect("a dashboard");
+/// Title and expressions of each panel of a dashboard, with the variables filled in.
+fn panels(dashboard: &str) -> Vec<(String, String)> {
+    let text = fs::read_to_string(packaging().join("grafana").join(dashboard)).expect("a dashboard");
     let dashboard: Value = serde_json::from_str(&text).expect("a dashboard in JSON");
     let mut found = Vec::new();
     for panel in dashboard["panels"].as_array().expect("panels") {
         for target in panel["targets"].as_array().into_iter().flatten() {
             let expression = target["expr"].as_str().expect("an expression");
             let expression = expression.replace("$__rate_interval", "10s");
-            let expression = expression.replace("$instance", ".*").replace("$machine", ".*");
+            let all = |expression: String, name: &&str| expression.replace(*name, ".*");
+            let variables = ["$instance", "$machine", "$benefactor", "$session"];
+            let expression = variables.iter().fold(expression, all);
             assert!(!expression.contains('$'), "a variable without a value: {expression}");
             found.push((panel["title"].as_str().expect("a title").to_owned(), expression));
         }
     }
     found
+}
+
+/// A dashboard has more panels than that, and something for each.
+fn assert_full(prometheus: &Prometheus<'_>, dashboard: &str, least: usize) {
+    let empty = |(title, expression): &(String, String)| match prometheus.range(expression) {
+        Ok(0) => Some(format!("{title}: nothing for {expression}")),
+        Ok(_) => None,
+        Err(error) => Some(format!("{title}: {error}")),
+    };
+    let panels = panels(dashboard);
+    let empty: Vec<String> = panels.iter().filter_map(empty).collect();
+    assert!(panels.len() > least && empty.is_empty(), "{dashboard}: {empty:#?}");
 }
 
 /// Makes everything happen that a panel shows.
@@ -202,17 +216,10 @@ fn a_prometheus_that_reads_two_hosts_has_something_for_every_panel() {
     let cluster = Cluster::start(&["alpha", "beta"]);
     let work = Work::Dirty { region_mib: 8, pages_per_second: 500, bytes_per_page: 64 };
     Guest { work, ..Guest::small("web") }.run(&cluster, cluster.host("alpha"));
-    let prometheus = Prometheus::start(&cluster);
+    let targets: Vec<String> = cluster.hosts.iter().map(|host| host.metrics_address()).collect();
+    let prometheus = Prometheus::start(&cluster, &targets);
     make_events(&cluster, &prometheus);
-
-    let empty = |(title, expression): &(String, String)| match prometheus.range(expression) {
-        Ok(0) => Some(format!("{title}: nothing for {expression}")),
-        Ok(_) => None,
-        Err(error) => Some(format!("{title}: {error}")),
-    };
-    let panels = panels();
-    let empty: Vec<String> = panels.iter().filter_map(empty).collect();
-    assert!(panels.len() > 30 && empty.is_empty(), "{empty:#?}");
+    assert_full(&prometheus, "whimbrel-hosts.json", 30);
 
     let groups = prometheus.ask("/api/v1/rules").expect("rules");
     let groups = groups["groups"].as_array().expect("groups").iter();
@@ -228,15 +235,16 @@ fn a_prometheus_that_reads_two_hosts_has_something_for_every_panel() {
     }
 }
 
-#[test]
-fn the_daemons_of_pools_and_sessions_have_pages_too() {
-    let cluster = Cluster::start(&["alpha"]);
+/// Starts a manager, a benefactor, a server of sessions and a session, and mounts the pool. The pages of the
+/// first four are at ports 7481 to 7484 of the address.
+fn start_daemons(cluster: &Cluster, metrics: &str) -> [(Process, String); 5] {
     let at = |name: &str| {
         let path = cluster.disk.path().join(name);
         fs::create_dir(&path).expect("a directory");
         path.to_str().expect("a path in UTF-8").to_owned()
     };
-    let [manager, b1, vms, mnt, server, client] = ["m", "b1", "vms", "mnt", "server", "client"].map(at);
+    let [manager, b1, vms, mnt, server, client, pool] =
+        ["m", "b1", "vms", "mnt", "server", "client", "pool"].map(at);
     let pool_key = |folder: &str| print(&["pool", "key", "--data", folder]);
     let session_key = |folder: &str| print(&["session", "key", "--keys-dir", folder]);
     let start = |words: &str| {
@@ -244,37 +252,62 @@ fn the_daemons_of_pools_and_sessions_have_pages_too() {
         cluster.host("alpha").start_program(program().to_str().expect("a path in UTF-8"), &words)
     };
     print(&["pool", "admit", "--data", &manager, "b1", &pool_key(&b1)]);
+    print(&["pool", "admit", "--data", &manager, "me", &pool_key(&client)]);
     let address = format!("127.0.0.1:7500/{}", pool_key(&manager));
     let (key, allowed) = (session_key(&server), session_key(&client));
-    let _running = [
-        format!("pool manager --data {manager} --listen 127.0.0.1:7500 --metrics-listen 127.0.0.1:7481"),
+    [
+        format!("pool manager --data {manager} --listen 127.0.0.1:7500 --metrics-listen {metrics}:7481"),
         format!(
             "pool benefactor --name b1 --data {b1} --capacity 64M --keep-free 0 --manager {address} \
-             --listen 127.0.0.1:7501 --metrics-listen 127.0.0.1:7482"
+             --listen 127.0.0.1:7501 --metrics-listen {metrics}:7482"
         ),
         format!(
             "serve {vms} --listen 127.0.0.1:7788 --allow {allowed} --keys-dir {server} \
-             --metrics-listen 127.0.0.1:7483"
+             --metrics-listen {metrics}:7483"
         ),
         format!(
             "mount 127.0.0.1:7788:{vms} {mnt} --foreground --key {key} --keys-dir {client} \
-             --control-dir {client} --cache-dir {client}/cache --metrics-listen 127.0.0.1:7484"
+             --control-dir {client} --cache-dir {client}/cache --metrics-listen {metrics}:7484"
         ),
+        format!("mount pool:{address} {pool} --keys-dir {client}"),
     ]
     .map(|words| {
-        let port = words.rsplit_once(':').expect("a port").1.to_owned();
-        // Each but the first needs the one before it.
         let process = start(&words);
-        wait_page(&cluster, &format!("127.0.0.1:{port}"), "process_open_fds");
-        process
-    });
+        if let Some((_, port)) = words.split_once(&format!("--metrics-listen {metrics}:")) {
+            // Each but the first needs the one before it.
+            wait_page(cluster, &format!("{metrics}:{port}"), "process_open_fds");
+        }
+        (process, words)
+    })
+}
+
+#[test]
+fn a_prometheus_that_reads_a_pool_and_a_session_has_something_for_every_panel() {
+    let cluster = Cluster::start(&["alpha"]);
+    let alpha = cluster.host("alpha");
+    let address = alpha.metrics_address();
+    let metrics = address.split(':').next().expect("an address");
+    let _running = start_daemons(&cluster, metrics);
     for (port, line) in [
         (7481, "whimbrel_pool_benefactor_online{benefactor=\"b1\"} 1\n"),
         (7482, "whimbrel_benefactor_capacity_bytes 67108864\n"),
         (7483, "whimbrel_server_sessions 1\n"),
         (7484, "whimbrel_session_connected{session=\"mnt\"} 1\n"),
     ] {
-        promtool(&["check", "metrics"], &wait_page(&cluster, &format!("127.0.0.1:{port}"), line));
+        promtool(&["check", "metrics"], &wait_page(&cluster, &format!("{metrics}:{port}"), line));
     }
-    cluster.host("alpha").exec("umount", &[&mnt]);
+    let targets: Vec<String> = (7481..=7484).map(|port| format!("{metrics}:{port}")).collect();
+    let prometheus = Prometheus::start(&cluster, &targets);
+    let [mnt, pool] = ["mnt", "pool"].map(|name| cluster.disk.path().join(name));
+    let write = "until mountpoint -q \"$2\"; do sleep 0.1; done; seq 200000 >\"$1/f\"; cat \"$1/f\" >\"$2/f\"; cat \"$2/f\"";
+    let [mnt, pool] = [&mnt, &pool].map(|path| path.to_str().expect("a path in UTF-8"));
+    alpha.exec("sh", &["-euc", &format!("({write}) >/dev/null"), "sh", mnt, pool]);
+    prometheus.wait("whimbrel_pool_logical_bytes > 1000000");
+    prometheus.wait("rate(whimbrel_pool_request_duration_seconds_count{call=\"put-chunks\"}[10s]) >= 0");
+    prometheus.wait("rate(whimbrel_session_requests_total[10s]) >= 0");
+    assert_full(&prometheus, "whimbrel-pool.json", 25);
+    assert_full(&prometheus, "whimbrel-sessions.json", 25);
+    assert_eq!(prometheus.range("ALERTS{alertstate=\"firing\"}"), Ok(0));
+    alpha.exec("umount", &[pool]);
+    alpha.exec("umount", &[mnt]);
 }
