@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import jsonschema  # type: ignore[import-untyped]
 import mcp
 import pytest
 
@@ -55,6 +56,8 @@ async def test_with_leave_a_machine_is_launched_saved_rewound_and_deleted(
         assert tools["delete"].annotations.destructive_hint
         assert tools["checkpoint"].annotations
         assert not tools["checkpoint"].annotations.destructive_hint
+        for tool in tools.values():
+            jsonschema.Draft202012Validator.check_schema(tool.input_schema)
         await call(client, "run", name="model", **guest)
         assert next(host.follow_console("model"))
         printed = await client.call_tool("console_log", {"name": "model", "bytes": 1000})

@@ -137,13 +137,20 @@ fn input(document: &Value, properties: Map<String, Value>, required: Vec<Value>)
     input.as_object().cloned().unwrap_or_default()
 }
 
-/// Turns references into the document into references within one schema, and drops examples. The names of
-/// the types.
+/// Turns references into the document into references within one schema, and drops examples. A parameter
+/// that may be null may be left out as well, so it has its other type only: some clients take no list of
+/// types. The names of the types.
 fn localise(schema: &mut Value) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     match schema {
         Value::Object(fields) => {
             fields.remove("examples");
+            if let Some(Value::Array(kinds)) = fields.get("type")
+                && let [one] = &*kinds.iter().filter(|kind| *kind != "null").collect::<Vec<_>>()
+            {
+                let one = (*one).clone();
+                fields.insert("type".to_owned(), one);
+            }
             for (key, value) in fields {
                 let name = value.as_str().and_then(|text| text.strip_prefix("#/components/schemas/"));
                 if let (Some(name), "$ref") = (name.map(str::to_owned), key.as_str()) {
@@ -266,6 +273,37 @@ mod tests {
                 assert!(tool.input["$defs"][name].is_object(), "{}: {name}", tool.name);
             }
         }
+    }
+
+    /// Types of the parameters of a schema, and of the parameters of these; whether each is required.
+    fn parameters(schema: &Value, found: &mut Vec<(String, Value, bool)>) {
+        let required = schema["required"].as_array().cloned().unwrap_or_default();
+        for (name, parameter) in schema["properties"].as_object().into_iter().flatten() {
+            found.push((name.clone(), parameter["type"].clone(), required.contains(&json!(name))));
+        }
+        match schema {
+            Value::Object(fields) => fields.values().for_each(|value| parameters(value, found)),
+            Value::Array(items) => items.iter().for_each(|item| parameters(item, found)),
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn a_parameter_has_one_type_and_what_may_be_null_is_not_required() {
+        for tool in all(true) {
+            let mut found = Vec::new();
+            parameters(&Value::Object(tool.input.clone()), &mut found);
+            let lists: Vec<_> = found.iter().filter(|(_, kind, _)| kind.is_array()).collect();
+            assert!(lists.is_empty(), "{}: {lists:?}", tool.name);
+        }
+        let mut found = Vec::new();
+        parameters(
+            &serde_json::to_value(whimbrel_api::openapi()).unwrap()["components"]["schemas"],
+            &mut found,
+        );
+        let null = |kind: &Value| kind.as_array().is_some_and(|kinds| kinds.contains(&json!("null")));
+        let optional = found.iter().filter(|(_, kind, required)| null(kind) && !required).count();
+        assert!(optional > 20, "{optional}");
     }
 
     #[test]
