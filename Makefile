@@ -11,7 +11,7 @@ help:
 	@echo 'make demo     two hosts on this machine, a guest, and what Whimbrel does with it (root)'
 	@echo 'make bench    every experiment against its peers, short; one: cargo xtask bench NAME (root)'
 	@echo 'make doc      the API documentation, target/doc'
-	@echo 'make deb      the Debian package, target/debian/whimbrel_*.deb'
+	@echo 'make deb      the Debian package, target/debian/whimbrel_*.deb; scripts/reproducible builds it twice'
 	@echo 'make clean    remove target'
 
 bootstrap:
