@@ -7,11 +7,11 @@ use crate::{
     userfaultfd::Span,
 };
 use linux_raw_sys::general as sys;
-use std::{ffi::c_ulong, fs::File, io, os::fd::AsRawFd};
+use std::{fs::File, io, os::fd::AsRawFd};
 use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
 
 /// Ioctl number `_IOWR('f', 16, struct pm_scan_arg)`.
-const PAGEMAP_SCAN: c_ulong = 0xc060_6610;
+const PAGEMAP_SCAN: libc::Ioctl = 0xc060_6610_u32 as libc::Ioctl;
 /// Runs requested from the kernel at a time: 96 KiB of result.
 const BATCH: usize = 4096;
 

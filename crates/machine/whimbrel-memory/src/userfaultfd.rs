@@ -5,7 +5,6 @@
 
 use linux_raw_sys::{general as sys, ioctl};
 use std::{
-    ffi::c_ulong,
     fs::{self, File},
     io,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
@@ -135,7 +134,7 @@ impl Userfaultfd {
     unsafe fn call<T>(&self, request: u32, argument: &mut T) -> io::Result<()> {
         // SAFETY: the caller guarantees that the request fits the argument, which is live and exclusively
         // borrowed.
-        let result = unsafe { libc::ioctl(self.0.as_raw_fd(), c_ulong::from(request), &raw mut *argument) };
+        let result = unsafe { libc::ioctl(self.0.as_raw_fd(), request as libc::Ioctl, &raw mut *argument) };
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 }
@@ -161,8 +160,11 @@ impl From<Span> for sys::uffdio_range {
 /// capabilities has it made.
 pub(crate) fn kernel_features() -> io::Result<u64> {
     let fd = match File::options().read(true).write(true).open(DEVICE) {
-        // SAFETY: the request takes flags and no pointers.
-        Ok(device) => unsafe { libc::ioctl(device.as_raw_fd(), USERFAULTFD_IOC_NEW, FLAGS) }.into(),
+        Ok(device) => {
+            let request = USERFAULTFD_IOC_NEW as libc::Ioctl;
+            // SAFETY: the request takes flags and no pointers.
+            unsafe { libc::ioctl(device.as_raw_fd(), request, FLAGS) }.into()
+        }
         Err(error) if !is_open_to_all() => return Err(error),
         // SAFETY: the call takes flags and no pointers.
         Err(_) => unsafe { libc::syscall(libc::SYS_userfaultfd, FLAGS) },

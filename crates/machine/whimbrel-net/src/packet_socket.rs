@@ -97,7 +97,8 @@ impl PacketSocket {
         message.msg_iov = &raw mut part;
         message.msg_iovlen = 1;
         message.msg_control = beside.as_mut_ptr().cast();
-        message.msg_controllen = mem::size_of_val(&beside);
+        // C libraries differ in the type.
+        message.msg_controllen = mem::size_of_val(&beside) as _;
         // SAFETY: `message` points to one live part and to live, aligned space of the length that it says.
         let received = unsafe { libc::recvmsg(self.0.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
         let length = usize::try_from(received).map_err(|_| io::Error::last_os_error())?;
@@ -145,7 +146,10 @@ fn tag_of(message: &libc::msghdr) -> Option<[u16; 2]> {
     // SAFETY: `message` was filled by recvmsg, and its space for control messages is live.
     let first = unsafe { libc::CMSG_FIRSTHDR(message).as_ref() }?;
     let whole = mem::size_of::<libc::cmsghdr>() + mem::size_of::<BesideFrame>();
-    if first.cmsg_level != SOL_PACKET || first.cmsg_type != libc::PACKET_AUXDATA || first.cmsg_len < whole {
+    if first.cmsg_level != SOL_PACKET
+        || first.cmsg_type != libc::PACKET_AUXDATA
+        || (first.cmsg_len as u64) < whole as u64
+    {
         return None;
     }
     // SAFETY: the message has the kind and the length of this structure, which any bytes are valid for.

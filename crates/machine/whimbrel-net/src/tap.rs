@@ -48,7 +48,7 @@ nix::ioctl_write_int_bad!(
 nix::ioctl_read_bad!(
     /// Reads the size of the header before each frame (TUNGETVNETHDRSZ).
     get_header_size,
-    0x8004_54d7,
+    nix::request_code_read!(b'T', 0xd7, size_of::<i32>()),
     i32
 );
 
