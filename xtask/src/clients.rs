@@ -41,6 +41,13 @@ pub(crate) fn check(root: &Path) -> Result<()> {
     run(root, COLLECTION, &python, &["-m", "pytest"])
 }
 
+/// Builds a source archive and a wheel of the package into a folder.
+pub(crate) fn distribute(root: &Path, folder: &Path) -> Result<()> {
+    let python = install(root)?;
+    let folder = folder.to_str().context("a path in UTF-8")?;
+    run(root, PACKAGE, &python, &["-m", "hatchling", "build", "-d", folder])
+}
+
 /// Installs what `requirements-dev.txt` names, unless it is there. The interpreter of the environment.
 fn install(root: &Path) -> Result<PathBuf> {
     let environment = root.join(ENVIRONMENT);

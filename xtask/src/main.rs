@@ -9,6 +9,7 @@ mod campaign;
 mod check;
 mod clients;
 mod fuzz;
+mod release;
 mod sbom;
 mod simulate;
 mod test_run;
@@ -32,6 +33,9 @@ usage: cargo xtask COMMAND
   tidy                  house rules only: arrows between crates, licences, sizes, comments, words, links
   book                  the manual as a site of pages with a search, by mdBook: target/book/html/index.html
   sbom FILE             the bill of materials of the program: CycloneDX JSON
+  release VERSION [--built PROGRAM] [--dry-run]
+                        all that is published of this commit, into target/release-VERSION: programs, package,
+                        bill of materials, Python client, notes, checksums
   web                   build the web page from web/ with npm; the daemon embeds web/dist
   clients               generate the Python client from docs/openapi.json, and check it
   bench NAME [OPTIONS]  run one named experiment (see: cargo xtask bench --help)
@@ -59,6 +63,7 @@ fn run(mut args: Vec<String>) -> Result<()> {
             [file] => sbom::write(root(), Path::new(file)),
             other => bail!("sbom takes the file to write, not {other:?}"),
         },
+        Some("release") => release::run(root(), &rest),
         Some("book") => book::build(root()),
         Some("web") => web::build(root()),
         Some("clients") => clients::build(root()),
