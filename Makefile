@@ -3,7 +3,7 @@
 # A fresh rustup is not on the PATH of a shell that was open before.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: help build test demo bench doc deb clean bootstrap
+.PHONY: help build test demo bench doc deb static clean bootstrap
 
 help:
 	@echo 'make build    the whimbrel binary, target/release/whimbrel'
@@ -12,6 +12,7 @@ help:
 	@echo 'make bench    every experiment against its peers, short; one: cargo xtask bench NAME (root)'
 	@echo 'make doc      the API documentation, target/doc'
 	@echo 'make deb      the Debian package, target/debian/whimbrel_*.deb; scripts/reproducible builds it twice'
+	@echo 'make static   programs without libraries, target/static: client verbs, sessions, guests (root)'
 	@echo 'make clean    remove target'
 
 bootstrap:
@@ -42,6 +43,9 @@ doc:
 
 deb:
 	@scripts/deb
+
+static:
+	@scripts/static
 
 clean:
 	@cargo clean

@@ -5,7 +5,7 @@
 //! delivered.
 
 use std::{
-    ffi::{c_int, c_void},
+    ffi::{c_int, c_long},
     io,
 };
 
@@ -50,10 +50,11 @@ pub(crate) fn reap(thread: i32) -> bool {
     result < 0 || info.si_signo != 0
 }
 
-fn request(request: libc::c_uint, thread: i32, data: usize) -> io::Result<()> {
+/// C libraries differ in the type of a request, so it is the kernel's that is called.
+fn request(request: impl Into<c_long>, thread: i32, data: usize) -> io::Result<()> {
+    let (request, thread) = (request.into(), c_long::from(thread));
     // SAFETY: for `data` every caller above passes a plain number or the address of a live, writable local of
     // the size that its request expects; the address argument is null.
-    let result =
-        unsafe { libc::ptrace(request, thread, std::ptr::null_mut::<c_void>(), data as *mut c_void) };
+    let result = unsafe { libc::syscall(libc::SYS_ptrace, request, thread, 0usize, data) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
