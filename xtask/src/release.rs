@@ -2,7 +2,7 @@
 //!
 //! Nothing is uploaded, tagged or committed, and nothing that is checked in changes. The commit must have the
 //! version everywhere and a section of it in the changelog before; what is missing is refused before anything
-//! is built. Times in what is made are that of the commit.
+//! is built. No time of a clock is in what is made.
 
 use crate::{clients, sbom};
 use anyhow::{Context, Result, bail, ensure};
