@@ -7,15 +7,11 @@
 
 use crate::{
     probe::{ProbeError, QemuBinary},
-    process::Reaped,
+    process::spawn_to_ask,
     qmp::Qmp,
 };
 use serde_json::{Value, json};
-use std::{
-    collections::BTreeSet,
-    os::{fd::OwnedFd, unix::net::UnixStream},
-    process::{Command, Stdio},
-};
+use std::collections::BTreeSet;
 use whimbrel_core::Accel;
 
 /// What the model `qemu64` has without more, under QEMU's own names. Its `svm` is for nested guests.
@@ -130,21 +126,12 @@ impl QemuBinary {
     pub fn cpu_features(&self, accel: Accel) -> Result<BTreeSet<String>, ProbeError> {
         let start = |source| ProbeError::Start { path: self.path.clone(), source };
         let ask = |source| ProbeError::Query { path: self.path.clone(), source };
-        let (ours, theirs) = UnixStream::pair().map_err(start)?;
-        let output = OwnedFd::from(theirs.try_clone().map_err(start)?);
         let accel = match accel {
             Accel::Tcg => "tcg",
             Accel::Kvm => "kvm",
         };
-        let child = Command::new(&self.path)
-            .args(["-machine", "none", "-accel", accel, "-nodefaults", "-display", "none", "-qmp", "stdio"])
-            .stdin(Stdio::from(OwnedFd::from(theirs)))
-            .stdout(Stdio::from(output))
-            .stderr(Stdio::null())
-            .spawn()
-            .map_err(start)?;
-        let _child = Reaped(child);
-        let qmp = Qmp::over(ours).map_err(ask)?;
+        let (_child, qmp) = spawn_to_ask(&self.path, &["-accel", accel]).map_err(start)?;
+        let qmp = Qmp::over(qmp).map_err(ask)?;
         let asked = json!({"type": "full", "model": {"name": "max"}});
         Ok(features(&qmp.execute("query-cpu-model-expansion", asked).map_err(ask)?))
     }

@@ -14,7 +14,10 @@ use std::{
     ffi::OsString,
     fs::{self, File, OpenOptions},
     io::{self, Read, Seek, SeekFrom},
-    os::{fd::OwnedFd, unix::process::CommandExt},
+    os::{
+        fd::OwnedFd,
+        unix::{net::UnixStream, process::CommandExt},
+    },
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -242,6 +245,24 @@ impl Drop for Reaped {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
+}
+
+/// Starts the QEMU at `path` without a machine, to ask it something over the socket that is returned (QMP).
+/// The process ends with this thread, also if that is killed.
+pub(crate) fn spawn_to_ask(path: &Path, options: &[&str]) -> io::Result<(Reaped, UnixStream)> {
+    let (ours, theirs) = UnixStream::pair()?;
+    let output = OwnedFd::from(theirs.try_clone()?);
+    let mut command = Command::new(path);
+    command
+        .args(["-machine", "none", "-nodefaults", "-display", "none", "-qmp", "stdio"])
+        .args(options)
+        .stdin(Stdio::from(OwnedFd::from(theirs)))
+        .stdout(Stdio::from(output))
+        .stderr(Stdio::null());
+    let end_with_parent = || Ok(rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?);
+    // SAFETY: the closure makes one system call; it neither allocates nor takes a lock.
+    unsafe { command.pre_exec(end_with_parent) };
+    Ok((Reaped(command.spawn()?), ours))
 }
 
 const NO_SUCH_PROCESS: i32 = rustix::io::Errno::SRCH.raw_os_error();

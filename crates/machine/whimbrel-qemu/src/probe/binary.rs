@@ -1,19 +1,15 @@
 //! QEMU binary of the host: path, version and machine types.
 
 use crate::{
-    process::Reaped,
+    process::spawn_to_ask,
     qmp::{Qmp, QmpError},
 };
 use serde_json::{Value, json};
 use std::{
     collections::BTreeMap,
     env, fmt, io,
-    os::{
-        fd::OwnedFd,
-        unix::{fs::PermissionsExt, net::UnixStream},
-    },
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
 };
 
 const PROGRAM: &str = "qemu-system-x86_64";
@@ -92,17 +88,8 @@ impl QemuBinary {
     pub fn probe(path: &Path) -> Result<Self, ProbeError> {
         let start = |source| ProbeError::Start { path: path.to_owned(), source };
         let ask = |source| ProbeError::Query { path: path.to_owned(), source };
-        let (ours, theirs) = UnixStream::pair().map_err(start)?;
-        let output = OwnedFd::from(theirs.try_clone().map_err(start)?);
-        let child = Command::new(path)
-            .args(["-machine", "none", "-nodefaults", "-display", "none", "-qmp", "stdio"])
-            .stdin(Stdio::from(OwnedFd::from(theirs)))
-            .stdout(Stdio::from(output))
-            .stderr(Stdio::null())
-            .spawn()
-            .map_err(start)?;
-        let _child = Reaped(child);
-        let qmp = Qmp::over(ours).map_err(ask)?;
+        let (_child, qmp) = spawn_to_ask(path, &[]).map_err(start)?;
+        let qmp = Qmp::over(qmp).map_err(ask)?;
         let version = qmp.execute("query-version", json!({})).map_err(ask)?;
         let machines = qmp.execute("query-machines", json!({})).map_err(ask)?;
         Ok(Self {

@@ -205,16 +205,19 @@ impl Bucket {
             ClientOptions::new().with_timeout(ATTEMPT_TIMEOUT).with_connect_timeout(RETRY_TIMEOUT / 2);
         // S3 requires a region, even for servers without regions.
         let mut builder = AmazonS3Builder::new().with_region("us-east-1");
+        let mut endpoint = url.endpoint.clone();
         for (name, value) in settings.into_iter().filter(|(name, _)| name.starts_with("AWS_")) {
-            if let Ok(key) = name.to_ascii_lowercase().parse::<AmazonS3ConfigKey>() {
+            if matches!(name.as_str(), "AWS_ENDPOINT" | "AWS_ENDPOINT_URL") {
+                endpoint.get_or_insert(value);
+            } else if let Ok(key) = name.to_ascii_lowercase().parse::<AmazonS3ConfigKey>() {
                 builder = builder.with_config(key, value);
             }
         }
         builder =
             builder.with_bucket_name(&url.bucket).with_checksum_algorithm(Checksum::SHA256).with_retry(retry);
-        let mut plain = false;
-        if let Some(endpoint) = &url.endpoint {
-            plain = endpoint.starts_with("http://");
+        // An address with http:// asks for it.
+        let plain = endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://"));
+        if let Some(endpoint) = endpoint {
             builder = builder.with_endpoint(endpoint);
         }
         let built = builder.with_client_options(client.with_allow_http(plain)).build();
