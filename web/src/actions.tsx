@@ -117,6 +117,19 @@ export const ACTIONS: Action[] = [
     body: (_, given) => ({ mode: given.kill ? "kill" : "powerdown" }),
   },
   {
+    name: "Hardware",
+    call: "POST /v1/machines/{name}/settings",
+    states: ["stopped", "crashed"],
+    ask: askHardware,
+    body: (_, given) => ({
+      hardware: {
+        memory: Number(given.memory) * MIB,
+        cpus: Number(given.cpus),
+        display: given.display === "yes",
+      },
+    }),
+  },
+  {
     name: "Delete",
     call: "DELETE /v1/machines/{name}",
     states: ["stopped", "crashed", "suspended"],
@@ -130,6 +143,31 @@ export const ACTIONS: Action[] = [
       }),
   },
 ];
+
+const MIB = 1 << 20;
+
+async function askHardware(machines: MachineInfo[]): Promise<Answers | undefined> {
+  const [first] = machines;
+  return ask({
+    title: `Hardware of ${names(machines)}`,
+    text: "The next start boots the machine with it. Its capsules keep the hardware that they were taken with.",
+    fields: [
+      { name: "memory", label: "Memory in MiB", kind: "number", value: String(first!.memory / MIB) },
+      { name: "cpus", label: "CPUs", kind: "number", value: String(first!.cpus) },
+      {
+        name: "display",
+        label: "Screen",
+        kind: "choice",
+        value: first!.display ? "yes" : "no",
+        choices: [
+          { value: "no", label: "none: a serial port only" },
+          { value: "yes", label: "screen, keyboard and pointer" },
+        ],
+      },
+    ],
+    button: "Change",
+  });
+}
 
 async function askMigrate(machines: MachineInfo[]): Promise<Answers | undefined> {
   return ask({

@@ -257,6 +257,9 @@ async function stopsAndStartsIt(page) {
   await page.getByRole("button", { name: "Stop", exact: true }).click();
   await answer(page, "Stop", { "Switch it off at once, without asking the guest": true });
   await state(page, "stopped").waitFor();
+  await page.getByRole("button", { name: "Hardware", exact: true }).click();
+  await answer(page, "Change", { "Memory in MiB": "224" });
+  await page.getByText("224 MiB").waitFor();
   await page.getByRole("button", { name: "Start", exact: true }).click();
   await state(page, "running").waitFor();
 }
@@ -281,6 +284,10 @@ async function watchesAMigration(page) {
   await page.locator(".chart canvas").waitFor();
   await inspect(page, "a migration");
   await picture(page, "migration");
+  await go(page, "machines");
+  const others = page.getByRole("table", { name: "Machines of other hosts" });
+  await others.getByRole("row").filter({ hasText: "beta" }).getByText("web", { exact: true }).waitFor();
+  await inspect(page, "machines of other hosts");
 }
 
 async function offersAViewerNothing(browser) {

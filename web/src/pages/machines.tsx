@@ -1,10 +1,10 @@
-// All machines of the host: filtered, selected, acted upon.
+// All machines of the host: filtered, selected, acted upon; and those of the hosts that it trusts.
 import { useState } from "preact/hooks";
 import { Actions } from "../actions";
 import { may } from "../api";
 import { age, bytes, percent, plural } from "../format";
-import { type Column, Head, Loaded, StateBadge, stateText, Table, moves } from "../parts";
-import type { MachineInfo } from "../schema";
+import { type Column, Head, Loaded, Section, StateBadge, stateText, Table, moves } from "../parts";
+import type { HostMachines, MachineInfo } from "../schema";
 import { usePoll } from "../state";
 import { type Rates, useUsage } from "../usage";
 
@@ -90,7 +90,44 @@ export function Machines() {
           />
         )}
       </Loaded>
+      {may("GET /v1/hosts") && <Elsewhere text={text} />}
     </>
+  );
+}
+
+/** Machines of the hosts that this one trusts, as far as they show them. */
+function Elsewhere({ text }: { text: string }) {
+  const polled = usePoll<HostMachines[]>("GET /v1/hosts", [], 10_000);
+  // The first one is this host.
+  const others = (polled.data ?? []).slice(1);
+  if (others.length === 0) return null;
+  const silent = others.filter((host) => host.failure);
+  const rows = others.flatMap((host) => host.machines.map((machine) => ({ host: host.name, machine })));
+  const shown = rows.filter(({ host, machine }) =>
+    `${host} ${machine.name} ${stateText(machine.state)} ${notes(machine)}`.toLowerCase().includes(text),
+  );
+  return (
+    <Section title="Machines of other hosts">
+      {silent.map((host) => (
+        <p class="notice" key={host.name}>
+          {host.name} does not answer: {host.failure}
+        </p>
+      ))}
+      <Table
+        label="Machines of other hosts"
+        rows={shown}
+        rowKey={({ host, machine }) => `${host}/${machine.name}`}
+        empty={rows.length ? "No machine matches." : "No other host shows a machine."}
+        columns={[
+          { name: "Host", cell: ({ host }) => host },
+          { name: "Name", cell: ({ machine }) => machine.name },
+          { name: "State", cell: ({ machine }) => <StateBadge state={machine.state} /> },
+          { name: "For", kind: "number", minor: true, cell: ({ machine }) => age(machine.since_ms) },
+          { name: "Memory", kind: "number", cell: ({ machine }) => bytes(machine.memory) },
+          { name: "Notes", kind: "wide", minor: true, cell: ({ machine }) => notes(machine) },
+        ]}
+      />
+    </Section>
   );
 }
 
