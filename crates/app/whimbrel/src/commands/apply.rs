@@ -382,7 +382,9 @@ memory = \"4G\"
         machine.state = MachineState::Stopped;
         assert_eq!(names(&machine, &ports), ["change its settings", "start"]);
         machine.cpus = 4;
+        assert_eq!(names(&machine, &ports), ["change its hardware", "change its settings", "start"]);
+        machine.state = MachineState::Running;
         let why = steps(Some(&machine), &ports, wanted()).err().expect("a refusal");
-        assert!(why.contains("CPUs"), "{why}");
+        assert!(why.contains("CPUs") && why.contains("whimbrel stop web"), "{why}");
     }
 }
