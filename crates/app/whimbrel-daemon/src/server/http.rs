@@ -16,7 +16,9 @@ use crate::{
         },
         console::console,
         display::display,
-        metrics, peer_rpc, streams, web_page,
+        metrics, peer_rpc, streams,
+        strict_json::Strict,
+        web_page,
     },
 };
 use axum::{
@@ -291,11 +293,13 @@ impl<T: DeserializeOwned + Named + Send> FromRequest<Arc<Daemon>> for Wanted<T> 
         let body = body.map_err(|_| late())?;
         let body = body.map_err(|error| unfit(error.body_text()).into_response())?;
         let text: &[u8] = if body.is_empty() { b"{}" } else { &body };
-        // A list of values would be read as the fields in their order, whose names it does not say.
         if !text.trim_ascii_start().starts_with(b"{") {
             return Err(unfit("the request body is not a JSON object").into_response());
         }
-        let wanted: T = serde_json::from_slice(text).map_err(|error| {
+        // The first reader says where an error is, the second one takes no list for an object.
+        let read = serde_json::from_slice::<T>(text)
+            .and_then(|_| T::deserialize(Strict(serde_json::from_slice(text)?)));
+        let wanted = read.map_err(|error| {
             let api = ApiError::new(ErrorCode::Invalid, "the request body cannot be read");
             Failure(ApiError { causes: vec![error.to_string()], ..api }).into_response()
         })?;

@@ -8,4 +8,5 @@ pub(crate) mod listen;
 pub(crate) mod metrics;
 pub(crate) mod peer_rpc;
 mod streams;
+mod strict_json;
 mod web_page;
