@@ -2,8 +2,8 @@
 //!
 //! The guest is watched while it is copied for the first time, in windows of epochs after that, and while the
 //! standby's daemon stands still again and again. A second guest changes whole pages, which is several times
-//! what the link carries: whether it can be protected at all is not asked, only that it runs. It is watched in
-//! windows too, from the wish to protect it until some time after that was given up.
+//! what the link carries: whether it can be protected at all is not asked, only that it runs. It is watched
+//! in windows too, from the wish to protect it until some time after that was given up.
 
 use super::stops::StopWatch;
 use crate::harness::{Goal, Row, Samples};

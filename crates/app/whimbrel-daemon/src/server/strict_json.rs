@@ -1,5 +1,5 @@
-//! JSON in which an object is an object. serde reads a list of values as the fields of a struct in their order,
-//! whose names it does not say; no document of the API allows that.
+//! JSON in which an object is an object. serde reads a list of values as the fields of a struct in their
+//! order, whose names it does not say; no document of the API allows that.
 
 use serde::{
     Deserializer,
