@@ -82,7 +82,7 @@ impl Store {
                 packs.push((pack, len));
             }
         }
-        let entries = salvage.entries();
+        let entries = salvage.entries()?;
         if !entries.is_empty() {
             tracing::info!(
                 packs = packs.len(),
@@ -169,14 +169,21 @@ impl Salvage<'_> {
         }
     }
 
-    /// Frames with the short digests of their objects; frames whose bases are missing are left out.
-    fn entries(mut self) -> Vec<Entry> {
+    /// Frames with the short digests of their objects; frames that are damaged or whose bases are missing are
+    /// left out.
+    ///
+    /// # Errors
+    /// If one cannot be read now. An index without it would cover its pack, and nobody would look there again.
+    fn entries(mut self) -> Result<Vec<Entry>> {
         let mut frames = std::mem::take(&mut self.frames);
         // Bases first: a delta may have its base in a frame of the same writer.
         frames.sort_by_key(|place| place.depth);
         let mut entries = Vec::with_capacity(frames.len());
         for place in frames {
-            let Ok(decoded) = self.decode(&place) else { continue };
+            let decoded = match self.decode(&place) {
+                Err(StoreError::Damaged { .. } | StoreError::Missing { .. }) => continue,
+                other => other?,
+            };
             let slots = 0..decoded.objects().min(256);
             let keys: Vec<ShortDigest> =
                 slots.filter_map(|slot| decoded.digest(slot as u8).map(ShortDigest::from)).collect();
@@ -186,7 +193,7 @@ impl Salvage<'_> {
             entries.push(Entry { frame: place, keys });
         }
         entries.sort_by_key(|entry| (entry.frame.pack, entry.frame.offset));
-        entries
+        Ok(entries)
     }
 
     fn decode(&self, place: &PackLocation) -> Result<Decoded> {
