@@ -173,7 +173,8 @@ impl Salvage<'_> {
     /// left out.
     ///
     /// # Errors
-    /// If one cannot be read now. An index without it would cover its pack, and nobody would look there again.
+    /// If one cannot be read now. An index without it would cover its pack, and nobody would look there
+    /// again.
     fn entries(mut self) -> Result<Vec<Entry>> {
         let mut frames = std::mem::take(&mut self.frames);
         // Bases first: a delta may have its base in a frame of the same writer.
