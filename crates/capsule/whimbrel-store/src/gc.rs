@@ -31,7 +31,7 @@
 use crate::{
     encryption::batch,
     error::{Result, StoreError},
-    file_names::{PACKS, PackId, TEMP},
+    file_names::{PACKS, PackId, REFS, TEMP},
     gc_lease::{Condemned, GcLease, LiveGcLeases, Pinned, Purpose, gate, live_leases},
     index::PackLocation,
     mark::Mark,
@@ -244,6 +244,9 @@ impl Store {
             .filter(|(_, birth)| *birth <= sessions.oldest || is_back(Loss::WritersIgnored))
             .map(|(pack, _)| *pack)
             .collect();
+        // A loss of power brings back a name that somebody is still removing or moving, and with it what it
+        // named: not from here on.
+        inner.latching(files.sync_dir(REFS).map_err(StoreError::io("sync", REFS)))?;
         mark.live.extend(known);
         let dead = dead_manifests(self, &mark, &sessions);
         inner.latching(self.remove_packs(&gone, &dead))?;
