@@ -182,8 +182,9 @@ impl Salvage<'_> {
         let mut entries = Vec::with_capacity(frames.len());
         for place in frames {
             let decoded = match self.decode(&place) {
-                Err(StoreError::Damaged { .. } | StoreError::Missing { .. }) => continue,
-                other => other?,
+                Ok(decoded) => decoded,
+                Err(error @ StoreError::Io { .. }) => return Err(error),
+                Err(_) => continue,
             };
             let slots = 0..decoded.objects().min(256);
             let keys: Vec<ShortDigest> =
