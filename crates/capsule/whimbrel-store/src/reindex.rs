@@ -183,7 +183,8 @@ impl Salvage<'_> {
         for place in frames {
             let decoded = match self.decode(&place) {
                 Ok(decoded) => decoded,
-                Err(error @ StoreError::Io { .. }) => return Err(error),
+                // A base in a pack that is gone is missing for good.
+                Err(error @ StoreError::Io { .. }) if !error.is_not_found() => return Err(error),
                 Err(_) => continue,
             };
             let slots = 0..decoded.objects().min(256);

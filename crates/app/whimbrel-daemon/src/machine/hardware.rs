@@ -10,6 +10,7 @@ use crate::{
         firmware::has_display,
         record::{DiskBase, Phase, Record},
     },
+    network::tunnel::home::mac_of,
 };
 use std::{collections::BTreeSet, sync::Arc};
 use whimbrel_api::HardwareChange;
@@ -105,7 +106,13 @@ fn change_nics(config: &mut MachineConfig, change: &HardwareChange) -> Result<()
             return Err(DaemonError::invalid(reason));
         }
     }
-    config.nics.extend(change.add_nics.iter().map(nic_of));
+    for nic in change.add_nics.iter().map(nic_of) {
+        // A machine with another one could not be started.
+        if mac_of(&nic.mac).is_none() {
+            return Err(DaemonError::invalid(format!("{:?} is no hardware address", nic.mac)));
+        }
+        config.nics.push(nic);
+    }
     check_count("network ports", config.nics.len(), MAX_NICS)?;
     let addresses: BTreeSet<_> = config.nics.iter().map(|nic| nic.mac.to_ascii_lowercase()).collect();
     match addresses.len() == config.nics.len() {
@@ -146,7 +153,9 @@ mod tests {
         assert_eq!(both, config(&["52:54:00:00:00:01"]));
         assert!(change_nics(&mut both.clone(), &change("52:54:00:00:00:0a", None)).is_err());
         let added = HardwareChange { remove_nics: vec![], ..change("", Some("52:54:00:00:00:01")) };
-        assert!(change_nics(&mut both, &added).is_err(), "an address that it has");
+        assert!(change_nics(&mut both.clone(), &added).is_err(), "an address that it has");
+        let wrong = HardwareChange { remove_nics: vec![], ..change("", Some("52:54:00")) };
+        assert!(change_nics(&mut both, &wrong).is_err(), "no address");
     }
 
     #[test]

@@ -11,7 +11,8 @@ use serde::{
 };
 use serde_json::Value;
 
-/// A value that is read as a struct only if it is an object, and so are the values in it.
+/// A value that is read as a struct only if it is an object, and so are the values in it, but for the content
+/// of enums.
 pub(super) struct Strict(pub(super) Value);
 
 impl IntoDeserializer<'_, serde_json::Error> for Strict {

@@ -6,7 +6,7 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 use rustix::io::Errno;
 use std::{collections::BTreeMap, sync::Arc};
 use whimbrel_core::CapsuleId;
-use whimbrel_store::{Expected, GcRoots, Options, Result, Store, StoreError};
+use whimbrel_store::{Expected, GcRoots, Options, Result, Store, StoreError, vfs::Vfs};
 
 const PAGES: u64 = 400;
 
@@ -312,4 +312,63 @@ fn an_operation_without_room_fails_alone_and_leaves_nothing() {
         }
         assert!(failed * 4 > total, "{failed} of {total}");
     }
+}
+
+/// A store with two refs, the second of which has pages of its own and changes of the first one's.
+fn with_two_refs(disk: &CrashDisk) -> Store {
+    let store = open(disk).unwrap();
+    let pages: Vec<_> = (0..40).map(|at| (at, at + 1)).collect();
+    let first = commit(&store.writer().unwrap(), &store, None, PAGES, &pages, &[name("a")], 1).unwrap();
+    let changes: Vec<_> = (20..60).map(|at| (at, at + 100)).collect();
+    commit(&store.writer().unwrap(), &store, Some(first), PAGES, &changes, &[name("b")], 2).unwrap();
+    store
+}
+
+fn assert_all_whole(disk: &CrashDisk, when: &str) {
+    let store = open(disk).unwrap();
+    let report = store.verify(|_, _| true).unwrap();
+    assert!(report.is_complete(), "{when}: {report:?}");
+    store.list_refs().unwrap().values().for_each(|id| drop(content(&store, id).unwrap()));
+}
+
+#[test]
+fn a_name_that_a_loss_of_power_brings_back_finds_its_capsule() {
+    let mut back = 0;
+    for seed in 0..32 {
+        let disk = CrashDisk::new();
+        let store = with_two_refs(&disk);
+        // Somebody removes it, and the sync of its folder is still to come.
+        disk.remove("refs/b").unwrap();
+        if seed % 2 == 0 {
+            store.gc(GcRoots::Referenced).unwrap();
+        }
+        let disk = disk.after_power_failure(seed);
+        assert_all_whole(&disk, &format!("seed {seed}"));
+        back += u32::from(open(&disk).unwrap().get_ref(&name("b")).unwrap().is_some());
+    }
+    assert!(back > 0, "no name has come back");
+}
+
+#[test]
+fn a_read_that_fails_while_an_index_is_rebuilt_leaves_nothing_out_of_it() {
+    let written = CrashDisk::new();
+    drop(with_two_refs(&written));
+    let mut failed = 0;
+    for reads in 0.. {
+        let disk = written.after_kill();
+        disk.paths("index").iter().for_each(|(path, _)| disk.delete(path));
+        let store = open(&disk).unwrap();
+        disk.fail_read_after(reads);
+        let rebuilt = store.reindex();
+        let is_reached = !disk.reads_are_to_fail();
+        drop(store);
+        let disk = disk.after_kill();
+        open(&disk).unwrap().reindex().unwrap();
+        assert_all_whole(&disk, &format!("after read {reads} has failed: {rebuilt:?}"));
+        if !is_reached {
+            break;
+        }
+        failed += 1;
+    }
+    assert!(failed > 3, "only {failed} reads");
 }

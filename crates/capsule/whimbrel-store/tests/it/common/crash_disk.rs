@@ -33,6 +33,8 @@ struct State {
     off_at: u64,
     /// Only this operation fails, and with which error of the system.
     fail_at: (u64, i32),
+    /// Reads that succeed before one fails; none if all do.
+    reads_left: Option<u64>,
     /// Most bytes of all files, each counted with [`NAME_BYTES`].
     capacity: Option<u64>,
     open_files: usize,
@@ -84,6 +86,16 @@ impl CrashDisk {
     /// Makes one operation fail with an error of the system.
     pub fn fail_at(&self, operation: u64, error: Errno) {
         self.lock_state().fail_at = (operation, error.raw_os_error());
+    }
+
+    /// Makes one read fail, after so many that do not.
+    pub fn fail_read_after(&self, reads: u64) {
+        self.lock_state().reads_left = Some(reads);
+    }
+
+    /// Whether the read that is to fail has not come yet.
+    pub fn reads_are_to_fail(&self) -> bool {
+        self.lock_state().reads_left.is_some()
     }
 
     /// Limits the disk to the bytes it has now and `more`; none removes the limit.
@@ -255,7 +267,14 @@ impl Append for Handle {
 
 impl ReadAt for Handle {
     fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        let state = self.disk.lock_state();
+        let mut state = self.disk.lock_state();
+        match state.reads_left {
+            Some(0) => {
+                state.reads_left = None;
+                return Err(io::Error::from_raw_os_error(Errno::IO.raw_os_error()));
+            }
+            left => state.reads_left = left.map(|left| left - 1),
+        }
         let bytes =
             state.files[self.file].bytes.get(offset as usize..).and_then(|bytes| bytes.get(..out.len()));
         out.copy_from_slice(bytes.ok_or(io::ErrorKind::UnexpectedEof)?);
