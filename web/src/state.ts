@@ -102,13 +102,15 @@ export interface Polled<T> {
 
 /**
  * Asks for the same thing while the page is seen: when something has happened on the host or was changed
- * here, and at intervals while the answer `moves`, which no event tells, or while no events come in.
+ * here, and at intervals while the answer `moves`, which no event tells, or while no events come in. Of what
+ * is `elsewhere` the events of this host say nothing: it is asked for at intervals only.
  */
 export function usePoll<T>(
   name: Call,
   parameters: string[] = [],
   every = 2000,
   moves: (data: T) => boolean = () => false,
+  elsewhere = false,
 ): Polled<T> {
   const [polled, show] = useState<Polled<T>>({ data: undefined, failure: undefined });
   const key = parameters.join("/");
@@ -128,12 +130,12 @@ export function usePoll<T>(
             show((old) => ({ data: old.data, failure: error }));
         }
       }
-      const wait = following.get() && !moving ? Math.max(every, RARELY) : every;
+      const wait = following.get() && !moving && !elsewhere ? Math.max(every, RARELY) : every;
       if (live && mine === turn) timer = window.setTimeout(ask, wait);
     };
     show({ data: undefined, failure: undefined });
     void ask();
-    const stop = changes.listen(ask);
+    const stop = elsewhere ? () => {} : changes.listen(ask);
     document.addEventListener("visibilitychange", ask);
     return () => {
       live = false;
@@ -141,6 +143,6 @@ export function usePoll<T>(
       stop();
       document.removeEventListener("visibilitychange", ask);
     };
-  }, [name, key, every]);
+  }, [name, key, every, elsewhere]);
   return polled;
 }

@@ -35,9 +35,12 @@ await run(async (browser) => {
     check(cut === 0, `${cut} cells are cut`);
     end = await page.evaluate(() => scrollY + innerHeight >= document.documentElement.scrollHeight - 1);
     await page.evaluate(() => scrollBy(0, innerHeight));
-    // A scroll is told with the next frame, and the one after it shows the rows.
-    await page.evaluate(
-      () => new Promise((shown) => requestAnimationFrame(() => requestAnimationFrame(shown))),
+    // Nothing of what is in sight is left out: the rows there have been drawn.
+    await page.waitForFunction(() =>
+      [...document.querySelectorAll("tr.space")].every((row) => {
+        const { top, bottom } = row.getBoundingClientRect();
+        return bottom <= 0 || top >= innerHeight;
+      }),
     );
   }
   check(seen.size === settings.machines, `${seen.size} machines are shown`);

@@ -4,7 +4,7 @@ import { Actions } from "../actions";
 import { may } from "../api";
 import { age, bytes, percent, plural } from "../format";
 import { type Column, Head, Loaded, Section, StateBadge, stateText, Table, moves } from "../parts";
-import type { HostMachines, MachineInfo } from "../schema";
+import type { HostMachines, MachineInfo, TrustEntry } from "../schema";
 import { usePoll } from "../state";
 import { type Rates, useUsage } from "../usage";
 
@@ -90,14 +90,20 @@ export function Machines() {
           />
         )}
       </Loaded>
-      {may("GET /v1/hosts") && <Elsewhere text={text} />}
+      {may("GET /v1/hosts") && <OtherHosts text={text} />}
     </>
   );
 }
 
+/** Machines of other hosts, which are asked only if this one trusts any. */
+function OtherHosts({ text }: { text: string }) {
+  const trusted = usePoll<TrustEntry[]>("GET /v1/trust", [], 30_000);
+  return trusted.data?.length ? <Elsewhere text={text} /> : null;
+}
+
 /** Machines of the hosts that this one trusts, as far as they show them. */
 function Elsewhere({ text }: { text: string }) {
-  const polled = usePoll<HostMachines[]>("GET /v1/hosts", [], 10_000);
+  const polled = usePoll<HostMachines[]>("GET /v1/hosts", [], 10_000, undefined, true);
   // The first one is this host.
   const others = (polled.data ?? []).slice(1);
   if (others.length === 0) return null;
