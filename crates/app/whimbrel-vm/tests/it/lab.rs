@@ -52,6 +52,14 @@ impl Process {
         rest.trim().to_owned()
     }
 
+    /// Starts the process that is to have the machine of `dir`, and waits until it has connected: it takes
+    /// nothing from a process that died before.
+    fn connected(network: &Namespace, dir: &Path, dies_at: &str) -> Self {
+        let process = Self::start(network, &["take", dir.to_str().unwrap(), dies_at]);
+        process.hear("CONNECTED");
+        process
+    }
+
     /// Waits for its end.
     fn wait(&mut self) {
         self.child.wait().unwrap();
@@ -128,9 +136,8 @@ impl Lab {
 
     /// Replaces the process by a new one. One of them may kill itself at a step.
     pub(crate) fn swap(&mut self, old_dies_at: &str, new_dies_at: &str) -> Outcome {
-        let dir = self.dir.path().to_str().unwrap().to_owned();
+        let mut new = Process::connected(&self.network, self.dir.path(), new_dies_at);
         self.process.say(&format!("give {old_dies_at}"));
-        let mut new = Process::start(&self.network, &["take", &dir, new_dies_at]);
         if !new_dies_at.is_empty() {
             let kept = self.process.hear("KEPT");
             new.wait();
@@ -150,9 +157,8 @@ impl Lab {
     /// Offers the machine to a process that stands still at a step, until the old one has gone on without it.
     /// Then it goes on too, and has to end.
     pub(crate) fn offer_to_a_late_one(&mut self, step: &str) -> Outcome {
-        let dir = self.dir.path().to_str().unwrap().to_owned();
+        let mut new = Process::connected(&self.network, self.dir.path(), &format!("stop:{step}"));
         self.process.say("hurry");
-        let mut new = Process::start(&self.network, &["take", &dir, &format!("stop:{step}")]);
         let kept = self.process.hear("KEPT");
         let pid = Pid::from_raw(new.child.id().cast_signed()).unwrap();
         kill_process(pid, Signal::CONT).unwrap();
@@ -163,9 +169,8 @@ impl Lab {
 
     /// Offers the machine to a new process, which is to have it when the old one has ended.
     pub(crate) fn offer(&mut self) -> Waiting {
-        let dir = self.dir.path().to_str().unwrap().to_owned();
+        let new = Process::connected(&self.network, self.dir.path(), "");
         self.process.say("offer");
-        let new = Process::start(&self.network, &["take", &dir]);
         self.process.hear("OFFERED");
         Waiting(new)
     }

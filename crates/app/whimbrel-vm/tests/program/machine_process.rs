@@ -59,6 +59,7 @@ fn main() -> Result<(), Failure> {
         }
         _ => {
             let channel = Channel::connect(&dir.join("swap"))?;
+            say("CONNECTED");
             let last = args.get(2).map(String::as_str);
             let find_place = |description: &MachineDescription| place(&dir, description.config.clone());
             let taken = take(&channel, &LIMITS, &find_place, &mut |step| die_at(step, last))?;
