@@ -20,6 +20,7 @@
 //!   missing, reads the indexes again and finds the copy.
 //! - The ref is deleted while a machine reads its capsule lazily: the machine has a `Pin`.
 //! - A merge of indexes could restore one with removed packs: both hold `index.lock`.
+//! - An index file that cannot be read now would name a removed pack once it can: then nothing is removed.
 //! - A crash at any point: copies are durable before the condemnation, the condemnation before the removal.
 //!   Indexes drop packs before these are removed. Leases end with their process.
 //! - A delta's base is moved into a delta of its own: bases are only looked up at less depth, in marking and
@@ -128,7 +129,7 @@ impl Store {
             let condemned = Condemned::read(&*inner.files)?;
             (GcLease::new(inner.files.clone(), Purpose::Write, condemned.generation)?, condemned)
         };
-        inner.objects.indexes.refresh()?;
+        inner.objects.indexes.refresh_whole()?;
         let packs = inner.objects.indexes.packs();
         let sessions = live_leases(&*inner.files, lease.id, false)?;
         let mut mark = Mark::new(self, condemned.ids());
@@ -222,7 +223,7 @@ impl Store {
         let (inner, files) = (&self.inner, &*self.inner.files);
         let _gate = gate(files, LockMode::Exclusive)?;
         let sessions = live_leases(files, lease.id, true)?;
-        inner.objects.indexes.refresh()?;
+        inner.objects.indexes.refresh_whole()?;
         let known = std::mem::take(&mut mark.live);
         if !is_back(Loss::MarkedOnce) {
             self.mark_roots(&mut mark, roots, &sessions)?;

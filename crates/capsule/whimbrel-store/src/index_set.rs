@@ -56,16 +56,30 @@ impl IndexSet {
         self.open.read().unwrap_or_else(|e| e.into_inner()).clone()
     }
 
-    /// Loads index files that other processes published, and drops removed ones.
+    /// Loads index files that other processes published, and drops removed ones. Those that cannot be read
+    /// are left out, so that what the others name can be.
     pub(crate) fn refresh(&self) -> Result<()> {
+        self.look().map(drop)
+    }
+
+    /// Like [`Self::refresh`], for whoever removes what no index names, or makes indexes forget it.
+    ///
+    /// # Errors
+    /// If an index file cannot be read now. One whose content is damaged is none to wait for.
+    pub(crate) fn refresh_whole(&self) -> Result<()> {
+        self.look()?.map_or(Ok(()), Err)
+    }
+
+    /// Loads the index files. Returns why one of them could not be read.
+    fn look(&self) -> Result<Option<StoreError>> {
         let _one = self.refreshing.lock().unwrap_or_else(|e| e.into_inner());
         loop {
             let known: BTreeMap<String, Arc<Index>> =
                 self.snapshot().iter().map(|i| (i.name.clone(), i.clone())).collect();
             match self.load(&known) {
-                Ok(indexes) => {
+                Ok((indexes, unread)) => {
                     *self.open.write().unwrap_or_else(|e| e.into_inner()) = Arc::new(indexes);
-                    return Ok(());
+                    return Ok(unread);
                 }
                 // Merged away between listing and opening: the file that replaces it exists by now.
                 Err(error) if error.is_not_found() => {}
@@ -74,7 +88,8 @@ impl IndexSet {
         }
     }
 
-    fn load(&self, known: &BTreeMap<String, Arc<Index>>) -> Result<Vec<Arc<Index>>> {
+    fn load(&self, known: &BTreeMap<String, Arc<Index>>) -> Result<(Vec<Arc<Index>>, Option<StoreError>)> {
+        let mut unread = None;
         let names = self.files.list(INDEX).map_err(StoreError::io("list", INDEX))?;
         let mut indexes = Vec::with_capacity(names.len());
         for name in names.into_iter().filter(|name| name.ends_with(".idx")) {
@@ -87,7 +102,11 @@ impl IndexSet {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
                     return Err(StoreError::io("map", &path)(error));
                 }
-                Err(error) => Err(error.to_string()),
+                Err(error) => {
+                    let reason = error.to_string();
+                    unread = Some(StoreError::io("map", &path)(error));
+                    Err(reason)
+                }
                 Ok(map) => Index::open(&name, map, self.cipher.as_ref()).map_err(str::to_owned),
             };
             match opened {
@@ -100,7 +119,7 @@ impl IndexSet {
             }
         }
         indexes.sort_by_key(|index| std::cmp::Reverse(index.frame_count()));
-        Ok(indexes)
+        Ok((indexes, unread))
     }
 
     pub(crate) fn find(&self, key: ShortDigest) -> Vec<ObjectLocation> {
@@ -170,7 +189,7 @@ impl IndexSet {
     pub(crate) fn remove_damaged(&self, damaged: &HashSet<String>) -> Result<()> {
         let lock = self.files.lock(INDEX_LOCK, LockMode::Exclusive, LockWait::Wait);
         let _lock = lock.map_err(StoreError::io("lock", INDEX_LOCK))?;
-        self.refresh()?;
+        self.refresh_whole()?;
         let present = self.files.list(PACKS).map_err(StoreError::io("list", PACKS))?;
         let present: HashSet<PackId> = present.iter().filter_map(|name| PackId::parse(name)).collect();
         let covered = self.packs_without(damaged);
@@ -189,7 +208,7 @@ impl IndexSet {
     pub(crate) fn remove(&self, gone: &HashSet<PackId>, dead: &HashSet<PackLocation>) -> Result<()> {
         let lock = self.files.lock(INDEX_LOCK, LockMode::Exclusive, LockWait::Wait);
         let _lock = lock.map_err(StoreError::io("lock", INDEX_LOCK))?;
-        self.refresh()?;
+        self.refresh_whole()?;
         for index in self.snapshot().iter() {
             let covers = index.packs().iter().any(|(id, _)| gone.contains(id));
             if covers || (!dead.is_empty() && index.places().any(|place| dead.contains(&place))) {

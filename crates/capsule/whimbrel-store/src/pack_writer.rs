@@ -233,6 +233,6 @@ impl Appender {
             return Some(BTreeMap::new());
         }
         let indexes = &self.inner.objects.indexes;
-        self.inner.check_latch().and_then(|_| indexes.refresh()).ok().map(|()| indexes.packs())
+        self.inner.check_latch().and_then(|_| indexes.refresh_whole()).ok().map(|()| indexes.packs())
     }
 }

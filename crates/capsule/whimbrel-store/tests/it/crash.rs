@@ -372,3 +372,30 @@ fn a_read_that_fails_while_an_index_is_rebuilt_leaves_nothing_out_of_it() {
     }
     assert!(failed > 3, "only {failed} reads");
 }
+
+#[test]
+fn what_an_index_names_stays_while_nobody_can_open_the_index() {
+    // One file or folder that cannot be opened, or two with one between them that can.
+    for refused in [0b1, 0b101] {
+        for left in 0.. {
+            let disk = CrashDisk::new();
+            let store = with_two_refs(&disk);
+            let changes: Vec<_> = (200..240).map(|at| (at, at)).collect();
+            disk.refuse_descriptors(left, refused);
+            let work = store.writer().and_then(|writer| {
+                commit(&writer, &store, None, PAGES, &changes, &[name("a")], 3)?;
+                drop(writer);
+                store.gc(GcRoots::Referenced)
+            });
+            let is_reached = disk.has_refused();
+            assert_all_whole(&disk, &format!("opened {left}: {work:?}"));
+            store.gc(GcRoots::Referenced).unwrap();
+            drop(store);
+            assert_all_whole(&disk, &format!("opened {left}: after the next collection"));
+            if !is_reached {
+                assert!(left > 20, "only {left} are opened");
+                break;
+            }
+        }
+    }
+}

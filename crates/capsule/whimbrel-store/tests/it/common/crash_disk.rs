@@ -35,6 +35,8 @@ struct State {
     fail_at: (u64, i32),
     /// Reads that succeed before one fails; none if all do.
     reads_left: Option<u64>,
+    /// Files and folders that are opened before some cannot be: those of the bits that are set, lowest first.
+    opens_left: Option<(u64, u64)>,
     /// Most bytes of all files, each counted with [`NAME_BYTES`].
     capacity: Option<u64>,
     open_files: usize,
@@ -86,6 +88,34 @@ impl CrashDisk {
     /// Makes one operation fail with an error of the system.
     pub fn fail_at(&self, operation: u64, error: Errno) {
         self.lock_state().fail_at = (operation, error.raw_os_error());
+    }
+
+    /// After `left` files or folders are opened, lets some not be for want of a descriptor: those for which a
+    /// bit of `refused` is set, beginning with the lowest.
+    pub fn refuse_descriptors(&self, left: u64, refused: u64) {
+        self.lock_state().opens_left = Some((left, refused));
+    }
+
+    /// Whether so many files were opened that some were refused. None is from here on.
+    pub fn has_refused(&self) -> bool {
+        self.lock_state().opens_left.take().is_some_and(|(left, _)| left == 0)
+    }
+
+    fn take_descriptor(&self) -> io::Result<()> {
+        let mut state = self.lock_state();
+        match &mut state.opens_left {
+            None => Ok(()),
+            Some((0, refused)) => {
+                let is_refused = *refused & 1 == 1;
+                *refused >>= 1;
+                let error = || io::Error::from_raw_os_error(Errno::MFILE.raw_os_error());
+                if is_refused { Err(error()) } else { Ok(()) }
+            }
+            Some((left, _)) => {
+                *left -= 1;
+                Ok(())
+            }
+        }
     }
 
     /// Makes one read fail, after so many that do not.
@@ -320,10 +350,12 @@ impl Vfs for CrashDisk {
     }
 
     fn open(&self, path: &str) -> io::Result<Arc<dyn ReadAt>> {
+        self.take_descriptor()?;
         Ok(Arc::new(Handle::new(self, self.find(path)?)))
     }
 
     fn map(&self, path: &str) -> io::Result<Mapping> {
+        self.take_descriptor()?;
         let file = self.find(path)?;
         let mut state = self.lock_state();
         let mapping = Arc::new(state.files[file].bytes.clone());
@@ -345,6 +377,7 @@ impl Vfs for CrashDisk {
     }
 
     fn list(&self, dir: &str) -> io::Result<Vec<String>> {
+        self.take_descriptor()?;
         let state = self.lock_state();
         let inside = state.names.keys().filter(|path| dir_of(path) == dir);
         Ok(inside.map(|path| path.rsplit('/').next().unwrap_or(path).to_owned()).collect())
