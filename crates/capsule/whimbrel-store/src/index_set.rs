@@ -59,7 +59,7 @@ impl IndexSet {
     /// Loads index files that other processes published, and drops removed ones. Those that cannot be read
     /// are left out, so that what the others name can be.
     pub(crate) fn refresh(&self) -> Result<()> {
-        self.look().map(drop)
+        self.reload().map(drop)
     }
 
     /// Like [`Self::refresh`], for whoever removes what no index names, or makes indexes forget it.
@@ -67,11 +67,11 @@ impl IndexSet {
     /// # Errors
     /// If an index file cannot be read now. One whose content is damaged is none to wait for.
     pub(crate) fn refresh_whole(&self) -> Result<()> {
-        self.look()?.map_or(Ok(()), Err)
+        self.reload()?.map_or(Ok(()), Err)
     }
 
     /// Loads the index files. Returns why one of them could not be read.
-    fn look(&self) -> Result<Option<StoreError>> {
+    fn reload(&self) -> Result<Option<StoreError>> {
         let _one = self.refreshing.lock().unwrap_or_else(|e| e.into_inner());
         loop {
             let known: BTreeMap<String, Arc<Index>> =
