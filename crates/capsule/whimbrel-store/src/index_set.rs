@@ -189,7 +189,7 @@ impl IndexSet {
     pub(crate) fn remove_damaged(&self, damaged: &HashSet<String>) -> Result<()> {
         let lock = self.files.lock(INDEX_LOCK, LockMode::Exclusive, LockWait::Wait);
         let _lock = lock.map_err(StoreError::io("lock", INDEX_LOCK))?;
-        self.refresh_whole()?;
+        self.refresh()?;
         let present = self.files.list(PACKS).map_err(StoreError::io("list", PACKS))?;
         let present: HashSet<PackId> = present.iter().filter_map(|name| PackId::parse(name)).collect();
         let covered = self.packs_without(damaged);

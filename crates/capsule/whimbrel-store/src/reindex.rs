@@ -67,9 +67,11 @@ impl Store {
                 tracing::warn!(%pack, "leaving a pack alone that was sealed with another key");
                 continue;
             };
-            if salvage.frames.len() == before && !self.is_ours(pack)? {
+            let is_empty = salvage.frames.len() == before;
+            // An index that cannot be read now may name it.
+            if is_empty && (!self.is_ours(pack)? || inner.objects.indexes.refresh_whole().is_err()) {
                 tracing::warn!(%pack, "leaving a pack alone in which nothing can be read");
-            } else if salvage.frames.len() == before {
+            } else if is_empty {
                 inner.latching(
                     inner.files.remove(&pack.path()).map_err(StoreError::io("remove", &pack.path())),
                 )?;
