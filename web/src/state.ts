@@ -26,6 +26,8 @@ let nextMessage = 1;
 
 /** Whether the events of the host come in, so that nothing has to be asked for just in case. */
 export const following = new Store(false);
+/** What other hosts are asked for, of which the events of this one say nothing. */
+const ELSEWHERE: Call[] = ["GET /v1/hosts"];
 /** Time in which several changes count as one. */
 const TOGETHER = 50;
 /** Interval of questions while events come in, for what has no event. */
@@ -102,19 +104,19 @@ export interface Polled<T> {
 
 /**
  * Asks for the same thing while the page is seen: when something has happened on the host or was changed
- * here, and at intervals while the answer `moves`, which no event tells, or while no events come in. Of what
- * is `elsewhere` the events of this host say nothing: it is asked for at intervals only.
+ * here, and at intervals while the answer `moves`, which no event tells, or while no events come in. What is
+ * `ELSEWHERE` is asked for at intervals only.
  */
 export function usePoll<T>(
   name: Call,
   parameters: string[] = [],
   every = 2000,
   moves: (data: T) => boolean = () => false,
-  elsewhere = false,
 ): Polled<T> {
   const [polled, show] = useState<Polled<T>>({ data: undefined, failure: undefined });
   const key = parameters.join("/");
   useEffect(() => {
+    const elsewhere = ELSEWHERE.includes(name);
     let [live, timer, turn, moving] = [true, 0, 0, false];
     const ask = async () => {
       clearTimeout(timer);
@@ -143,6 +145,6 @@ export function usePoll<T>(
       stop();
       document.removeEventListener("visibilitychange", ask);
     };
-  }, [name, key, every, elsewhere]);
+  }, [name, key, every]);
   return polled;
 }

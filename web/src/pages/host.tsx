@@ -86,7 +86,7 @@ const patterns = (list: string[] | null | undefined, other: string[] | null | un
 
 function Trust() {
   const polled = usePoll<TrustEntry[]>("GET /v1/trust", [], 10_000);
-  const asked = usePoll<HostMachines[]>("GET /v1/hosts", [], 10_000, undefined, true);
+  const asked = usePoll<HostMachines[]>("GET /v1/hosts", [], 10_000);
   const of = (name: string) => asked.data?.find((host) => host.name === name);
   const answered = (name: string, show: (host: HostMachines) => string) => {
     const host = of(name);

@@ -103,7 +103,7 @@ function OtherHosts({ text }: { text: string }) {
 
 /** Machines of the hosts that this one trusts, as far as they show them. */
 function Elsewhere({ text }: { text: string }) {
-  const polled = usePoll<HostMachines[]>("GET /v1/hosts", [], 10_000, undefined, true);
+  const polled = usePoll<HostMachines[]>("GET /v1/hosts", [], 10_000);
   // The first one is this host.
   const others = (polled.data ?? []).slice(1);
   if (others.length === 0) return null;
