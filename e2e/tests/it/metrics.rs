@@ -88,10 +88,15 @@ impl<'a> Prometheus<'a> {
 
     /// Waits until an expression has had a value.
     fn wait(&self, expression: &str) {
+        self.wait_for(expression, "something");
+    }
+
+    fn wait_for(&self, expression: &str, what: &str) {
         let deadline = Instant::now() + PATIENCE;
         while !matches!(self.range(expression), Ok(1..)) {
             let log = || fs::read_to_string(self.folder.path().join("log")).unwrap_or_default();
-            assert!(Instant::now() < deadline, "{expression}: {:?}\n{}", self.range(expression), log());
+            let found = || format!("{expression}: {:?}\n{}", self.range(expression), log());
+            assert!(Instant::now() < deadline, "nothing for {what}: {}", found());
             std::thread::sleep(Duration::from_millis(200));
         }
     }
@@ -173,16 +178,13 @@ fn panels(dashboard: &str) -> Vec<(String, String)> {
     found
 }
 
-/// A dashboard has more panels than that, and something for each.
+/// A dashboard has more panels than that, and something for each once two scrapes have it.
 fn assert_full(prometheus: &Prometheus<'_>, dashboard: &str, least: usize) {
-    let empty = |(title, expression): &(String, String)| match prometheus.range(expression) {
-        Ok(0) => Some(format!("{title}: nothing for {expression}")),
-        Ok(_) => None,
-        Err(error) => Some(format!("{title}: {error}")),
-    };
     let panels = panels(dashboard);
-    let empty: Vec<String> = panels.iter().filter_map(empty).collect();
-    assert!(panels.len() > least && empty.is_empty(), "{dashboard}: {empty:#?}");
+    assert!(panels.len() > least, "{dashboard} has {} panels", panels.len());
+    for (title, expression) in panels {
+        prometheus.wait_for(&expression, &format!("{title} of {dashboard}"));
+    }
 }
 
 /// Makes everything happen that a panel shows.
