@@ -31,6 +31,8 @@ const ASSUMED_RATE: u64 = 125_000_000;
 const PAGES_MIN: u64 = 64;
 /// Interval of progress reports.
 const REPORT_INTERVAL: Duration = Duration::from_millis(100);
+/// Interval of looks whether a machine has been removed here, which takes a rename.
+const REMOVAL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A migration that may leave pages on the source.
 pub(super) struct PostcopyMigration {
@@ -152,10 +154,11 @@ impl Daemon {
         }
     }
 
-    /// Reports the progress of the page server. Cancelling ends only the report.
+    /// Reports the progress of the page server until the target has every page and the machine is no longer
+    /// here, so that it can come back at once. Cancelling ends only the report.
     pub(super) fn watch_until_complete(
         &self,
-        machine: &Machine,
+        machine: &Arc<Machine>,
         giving: &PageServer,
         (to, inherited): (&HostName, Option<&InheritedProtectionRecord>),
         reporter: &ProgressReporter,
@@ -169,6 +172,8 @@ impl Daemon {
             reporter.postcopy(info_of(&view));
             if over && view.complete {
                 self.check_not_at_backup(machine.name(), inherited)?;
+                let is_here = || self.machines.check_current(machine).is_ok();
+                while is_here() && !reporter.is_cancelled() && self.sleep_unless_closing(REMOVAL_INTERVAL) {}
                 return Ok(info_of(&view));
             }
             if over || reporter.is_cancelled() {
