@@ -5,7 +5,7 @@ use super::{
     GuestError,
     artifact_cache::{once, run, workspace},
     cpio::Archive,
-    kernel::{self, Kernel},
+    kernel::{Flavour, Kernel},
 };
 use std::{
     env, fs,
@@ -35,13 +35,25 @@ impl GuestFiles {
     /// If they cannot be built, since no test can run then.
     pub fn get() -> &'static GuestFiles {
         static FILES: OnceLock<GuestFiles> = OnceLock::new();
-        FILES.get_or_init(|| Self::build().unwrap_or_else(|error| panic!("cannot build a guest: {error:?}")))
+        FILES.get_or_init(|| Self::of(Flavour::Cloud))
     }
 
-    fn build() -> Result<Self, GuestError> {
-        let kernel = kernel::get()?;
+    /// Files of that guest with a kernel that has drivers for the devices of real computers too.
+    ///
+    /// # Panics
+    /// If they cannot be built.
+    pub fn generic() -> GuestFiles {
+        Self::of(Flavour::Generic)
+    }
+
+    fn of(flavour: Flavour) -> Self {
+        Self::build(flavour).unwrap_or_else(|error| panic!("cannot build a guest: {error:?}"))
+    }
+
+    fn build(flavour: Flavour) -> Result<Self, GuestError> {
+        let kernel = Kernel::get(flavour)?;
         let busybox = read(Path::new(BUSYBOX))?;
-        let name = format!("initrd-{}", key(&[&busybox])?);
+        let name = format!("initrd-{flavour:?}-{}", key(&[&busybox])?);
         let place = once("guest-files", &name, |place| {
             let helper = build("whimbrel-guest-agent", "whimbrel-guest")?;
             let initrd = archive(&kernel, &busybox, &read(&build_test_agent()?)?, &read(&helper)?)?;

@@ -8,7 +8,8 @@ use super::{
     artifact_cache::{once, run},
     boot_files::{build_test_agent, key},
     cpio::Archive,
-    image, kernel,
+    image,
+    kernel::{Flavour, Kernel},
 };
 use std::{
     fs,
@@ -37,7 +38,7 @@ pub struct DebianGuest {
 impl DebianGuest {
     /// Returns the files, built on the first use.
     pub fn get() -> Result<Self, GuestError> {
-        let kernel = kernel::get()?;
+        let kernel = Kernel::get(Flavour::Cloud)?;
         let packages = "gcc,libc6-dev,make";
         let root =
             once("guest-debian", "root", |place| debootstrap(&place.join("root"), packages))?.join("root");
@@ -141,7 +142,7 @@ fn debian_source(url: &str, suite: &str) -> Option<Mirror> {
     (is_debian && is_release).then(|| Mirror { url: url.to_owned(), suite: suite.to_owned() })
 }
 
-fn initrd(kernel: &kernel::Kernel) -> Result<Vec<u8>, GuestError> {
+fn initrd(kernel: &Kernel) -> Result<Vec<u8>, GuestError> {
     let mut archive = Archive::new();
     for directory in ["bin", "proc", "sys", "dev", "root"] {
         archive.directory(directory);

@@ -8,6 +8,7 @@ use super::{
     GuestError,
     artifact_cache::{once, run},
     cpio::Archive,
+    package,
 };
 use std::{
     fs,
@@ -49,9 +50,8 @@ impl MicroGuest {
 
 fn make(place: &Path) -> Result<(), GuestError> {
     let work = tempfile::tempdir_in(place).map_err(GuestError::file("create", place))?;
-    run(Command::new("apt-get").args(["-q", "download", SOURCE]).current_dir(&work))?;
-    let shell = |script: &str| run(Command::new("sh").args(["-ec", script]).current_dir(&work));
-    shell(&format!("dpkg -x *.deb . && tar xf usr/src/{SOURCE}.tar.xz"))?;
+    package::unpack(SOURCE, work.path())?;
+    run(Command::new("tar").arg("xf").arg(format!("usr/src/{SOURCE}.tar.xz")).current_dir(&work))?;
     let tree = work.path().join(SOURCE);
     run(Command::new("make").args(["-s", "tinyconfig"]).current_dir(&tree))?;
     let config = tree.join(".config");

@@ -13,7 +13,9 @@ mod kvm_guest;
 mod micro_guest;
 mod options;
 mod own_guest;
+mod package;
 mod qemu_ga;
+mod signed_medium;
 mod test_agent;
 
 pub use boot_files::GuestFiles;
@@ -25,6 +27,7 @@ pub use kvm_guest::{KvmCounts, KvmGuest, kvm_model};
 pub use micro_guest::{BOOTED, MicroGuest};
 pub use options::{GuestOptions, Work};
 pub use own_guest::{OwnGuest, Tick, Ticks};
+pub use signed_medium::signed_medium;
 pub use test_agent::{
     CheckResult, GuestMemory, Identity, TestAgent, TestAgentError, TpmContent, assert_same_life,
 };
