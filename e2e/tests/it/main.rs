@@ -11,6 +11,7 @@ mod capsules;
 mod clients;
 mod clones;
 mod cpu;
+mod devices;
 mod display;
 mod encryption;
 mod evacuate;

@@ -28,6 +28,10 @@ pub struct DeriveRequest {
     /// Hardware [default: that of the parent].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<Profile>,
+    /// Whether it starts only programs that are signed, if the profile gives it UEFI [default: as the
+    /// profile].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secure_boot: Option<bool>,
     /// Whether it gets a TPM 2.0 if its parent has none. The TPM of a parent stays, with what is in it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub tpm: bool,

@@ -2,13 +2,13 @@
 
 use crate::openapi_names::Name;
 use crate::{
-    CapsuleRef, CloudInit, DiskSource, MachineSettings, NicRequest, OperationId, Profile, ProtectionInfo,
-    RestartInfo, SelfService, TakeoverInfo, Uploads,
+    BootOrder, CapsuleRef, CloudInit, DiskSource, MachineSettings, NicRequest, OperationId, Profile,
+    ProtectionInfo, RestartInfo, SelfService, TakeoverInfo, Uploads,
 };
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, net::IpAddr, path::PathBuf};
 use utoipa::ToSchema;
-use whimbrel_core::{Accel, ByteSize, CapsuleId, HostName, MachineName, RefName};
+use whimbrel_core::{Accel, ByteSize, CapsuleId, DeviceModel, HostName, MachineName, RefName};
 
 /// Description of a machine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -198,6 +198,9 @@ pub struct DiskInfo {
     /// Bytes of allocated pages in the overlay.
     #[schema(value_type = u64)]
     pub owned: ByteSize,
+    /// Whether it is the medium of a CD-ROM drive.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub cdrom: bool,
 }
 
 /// Description of a network port.
@@ -223,12 +226,30 @@ pub struct RunRequest {
     /// Disks, in the order of their device ids. The files are read, never written.
     #[serde(default)]
     pub disks: Vec<DiskSource>,
+    /// Sizes of empty disks, which come after the others.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<u64>)]
+    pub new_disks: Vec<ByteSize>,
+    /// Absolute paths of media for CD-ROM drives, on the host. The files are read, never written.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<String>)]
+    pub cdroms: Vec<PathBuf>,
+    /// Order in which it tries what it can boot from.
+    #[serde(default, skip_serializing_if = "BootOrder::is_disk")]
+    pub boot_order: BootOrder,
     /// Size of the guest memory, a multiple of 1 MiB.
     #[schema(value_type = u64)]
     pub memory: ByteSize,
     /// Hardware of the machine.
     #[serde(default, skip_serializing_if = "Profile::is_default")]
     pub profile: Profile,
+    /// Whether it starts only programs that are signed [default: as the profile].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secure_boot: Option<bool>,
+    /// Kind of its disks and network ports [default: as the profile].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub devices: Option<DeviceModel>,
     /// Whether it has a TPM 2.0.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub tpm: bool,

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use utoipa::ToSchema;
-use whimbrel_core::ByteSize;
+use whimbrel_core::{ByteSize, DeviceModel};
 
 /// Hardware of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
@@ -14,20 +14,59 @@ pub enum Profile {
     Default,
     /// A PC with UEFI. Its variables are a disk of the machine.
     Uefi,
-    /// A PC with UEFI, a TPM 2.0 and a screen.
+    /// A PC with UEFI, Secure Boot, a TPM 2.0 and a screen.
     Desktop,
     /// A small machine for a kernel that is loaded directly: no BIOS, none of the old devices of a PC.
     Micro,
+    /// A PC with a BIOS, a screen and devices that every system knows without virtio.
+    Foreign,
+}
+
+/// Order in which a machine tries what it can boot from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum BootOrder {
+    /// Disks, and CD-ROM drives if no disk boots.
+    #[default]
+    Disk,
+    /// CD-ROM drives, and disks if none of them boots.
+    Cdrom,
 }
 
 impl Profile {
-    /// Whether it has a TPM and a screen without being asked for them.
-    pub fn is_desktop(self) -> bool {
+    /// Whether it has a TPM without being asked for one.
+    pub fn has_tpm(self) -> bool {
         self == Self::Desktop
+    }
+
+    /// Whether it has a screen without being asked for one.
+    pub fn has_display(self) -> bool {
+        matches!(self, Self::Desktop | Self::Foreign)
+    }
+
+    /// Whether UEFI starts the guest.
+    pub fn is_uefi(self) -> bool {
+        matches!(self, Self::Uefi | Self::Desktop)
+    }
+
+    /// Whether it has Secure Boot without being asked for it.
+    pub fn is_secure(self) -> bool {
+        self == Self::Desktop
+    }
+
+    /// Kind of its disks and network ports.
+    pub fn devices(self) -> DeviceModel {
+        if self == Self::Foreign { DeviceModel::Emulated } else { DeviceModel::Virtio }
     }
 
     pub(crate) fn is_default(&self) -> bool {
         *self == Self::Default
+    }
+}
+
+impl BootOrder {
+    pub(crate) fn is_disk(&self) -> bool {
+        *self == Self::Disk
     }
 }
 

@@ -1,10 +1,10 @@
 //! Settings of a machine on its host: when it starts by itself, how people find it, and its hardware.
 
-use crate::{NicRequest, openapi_names::Name};
+use crate::{BootOrder, NicRequest, openapi_names::Name};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, path::PathBuf};
 use utoipa::ToSchema;
-use whimbrel_core::{ByteSize, MachineName};
+use whimbrel_core::{ByteSize, DeviceModel, MachineName};
 
 /// Most restarts in a row by default.
 pub const RESTARTS_MAX: u32 = 10;
@@ -148,6 +148,20 @@ pub struct HardwareChange {
     /// Whether it has a screen, a keyboard and a pointer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub display: Option<bool>,
+    /// Kind of its disks and network ports.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub devices: Option<DeviceModel>,
+    /// Whether all CD-ROM drives are taken away.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub eject: bool,
+    /// Absolute paths of media for CD-ROM drives to add, on the host.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<String>)]
+    pub add_cdroms: Vec<PathBuf>,
+    /// Order in which it tries what it can boot from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub boot_order: Option<BootOrder>,
     /// Sizes of empty disks to add after those that it has.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Vec<u64>)]

@@ -1,7 +1,7 @@
 //! The daemon: all its state, and the requests that are done at once.
 
 use crate::{
-    capsule::{disk_image::check_raw, graph::AddedSizes},
+    capsule::graph::AddedSizes,
     core::{directories::Directories, error::DaemonError, state::Core},
     evacuate::EvacuationState,
     guest::addresses::GuestAddresses,
@@ -11,8 +11,9 @@ use crate::{
         cloud_init,
         entry::Machine,
         firmware, folder, memory_room,
+        new_disks::{self, NewDisks},
         prestarted_qemu::PrestartedQemus,
-        record::{DiskBase, Phase, Record},
+        record::{Phase, Record},
         registry::MachineRegistry,
         self_start::SelfStarts,
         settings,
@@ -35,12 +36,10 @@ use std::{
 };
 use tokio::runtime::Handle;
 use whimbrel_api::{
-    CloudInit, DiskSource, HostInfo, MachineInfo, MachineState, NicRequest, PortRequest, PortsRequest,
-    RunRequest, StopMode, StopRequest,
+    CloudInit, HostInfo, MachineInfo, MachineState, NicRequest, PortRequest, PortsRequest, RunRequest,
+    StopMode, StopRequest,
 };
-use whimbrel_core::{
-    Accel, ByteSize, DiskConfig, HostName, MachineConfig, MachineName, NicConfig, PAGE_SIZE,
-};
+use whimbrel_core::{Accel, ByteSize, HostName, MachineConfig, MachineName, NicConfig};
 use whimbrel_migrate::target::IncomingMigrations;
 use whimbrel_net::{Mac, PortFilter};
 use whimbrel_store::MasterKey;
@@ -212,24 +211,19 @@ impl Daemon {
         let _claim = self.machines.reserve(&request.name, false)?;
         self.networks.check_ports(&request.publish, &request.nics)?;
         let qemu = self.qemu()?;
-        let (mut disks, mut bases): (Vec<_>, Vec<_>) =
-            request.disks.iter().map(disk_of).collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
         let (boot, folder) = (self.boot_of(&request)?, self.directories.machine(&request.name));
-        let place = (disks.len(), &*folder);
-        let (firmware, variables) = self.firmware_of(request.profile, boot.as_ref(), place)?;
-        if let Some((disk, base)) = variables {
-            disks.push(disk);
-            bases.push(base);
-        }
-        let has_display = firmware::has_display(&firmware, request.display || request.profile.is_desktop())?;
-        let has_tpm = request.tpm || request.profile.is_desktop();
-        let tpm = has_tpm.then(|| firmware::add_tpm(&firmware, &mut disks, &mut bases)).transpose()?;
+        let (profile, mut disks) = (request.profile, NewDisks::of(&request.disks, &request.new_disks)?);
+        let wanted = (profile, request.secure_boot);
+        let firmware = self.add_firmware(wanted, boot.as_ref(), &mut disks, &folder)?;
+        let display = firmware::has_display(&firmware, request.display || profile.has_display())?;
+        let has_tpm = request.tpm || profile.has_tpm();
+        let tpm = has_tpm.then(|| firmware::add_tpm(&firmware, &mut disks)).transpose()?;
         if let Some(wanted) = &request.cloud_init {
             cloud_init::check(wanted)?;
-            let (disk, base) = cloud_init::disk(&folder);
-            disks.push(disk);
-            bases.push(base);
+            disks.push(cloud_init::disk(&folder));
         }
+        let cdroms = disks.push_cdroms(&request.cdroms, request.boot_order)?;
+        let NewDisks { disks, bases } = disks;
         let machine = qemu.machine_type(MACHINE).unwrap_or(MACHINE).to_owned();
         let accel = request.accel.unwrap_or_else(|| whimbrel_qemu::best_accel(qemu));
         let cpu = self.cpu_model(request.cpu.as_deref().unwrap_or(CPU), accel)?;
@@ -245,8 +239,11 @@ impl Daemon {
             agent_port: true,
             firmware,
             tpm,
-            display: has_display,
+            display,
+            devices: request.devices.unwrap_or(profile.devices()),
+            cdroms,
         };
+        new_disks::check(&config)?;
         let mut record = Record::new(request.name.clone(), config, bases);
         record.self_service = request.self_service.clone();
         record.settings = request.settings.clone();
@@ -452,24 +449,6 @@ impl Daemon {
         }
         Ok(machine.info())
     }
-}
-
-fn disk_of(source: &DiskSource) -> Result<(DiskConfig, DiskBase), DaemonError> {
-    let meta =
-        std::fs::metadata(&source.path).map_err(|error| DaemonError::io("open", &source.path, error))?;
-    if !meta.is_file() {
-        return Err(DaemonError::invalid(format!("{} is not a file", source.path.display())));
-    }
-    check_raw(&source.path)?;
-    let size = source.size.map_or(meta.len(), |size| size.0.max(meta.len()));
-    let size = ByteSize(size.next_multiple_of(PAGE_SIZE as u64));
-    if size.0 == 0 {
-        return Err(DaemonError::invalid(format!(
-            "{} is empty; specify the size of the disk",
-            source.path.display()
-        )));
-    }
-    Ok((DiskConfig { size }, DiskBase::File { path: source.path.clone() }))
 }
 
 pub(crate) fn nic_of(request: &NicRequest) -> NicConfig {

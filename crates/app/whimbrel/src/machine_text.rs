@@ -167,9 +167,11 @@ pub(crate) fn page(machine: &MachineInfo) -> String {
     ];
     let server = |it: &whimbrel_api::MachineProcess| format!("process {}, version {}", it.pid, it.version);
     lines.extend(machine.process.as_ref().map(|it| ("served by", server(it))));
-    let disk =
-        |disk: &whimbrel_api::DiskInfo| format!("{}, {} its own, over {}", disk.size, disk.owned, disk.base);
-    lines.extend(machine.disks.iter().map(|it| ("disk", disk(it))));
+    let disk = |disk: &whimbrel_api::DiskInfo| match disk.cdrom {
+        true => ("cd-rom", format!("{}, {}", disk.size, disk.base)),
+        false => ("disk", format!("{}, {} its own, over {}", disk.size, disk.owned, disk.base)),
+    };
+    lines.extend(machine.disks.iter().map(disk));
     let nic = |nic: &whimbrel_api::NicInfo| {
         let addresses = nic.addresses.iter().map(|address| format!(", {address}")).collect::<String>();
         format!("{} in {}{addresses}", nic.mac, nic.bridge.as_deref().unwrap_or("no bridge"))

@@ -25,6 +25,9 @@ pub struct Uefi {
     pub code: Digest,
     /// Index of the disk with its variables. To the guest it is flash memory; to all else a disk.
     pub variables: u32,
+    /// Whether it starts only programs that are signed (Secure Boot).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub secure: bool,
 }
 
 impl Firmware {
@@ -45,7 +48,8 @@ impl Firmware {
         match self {
             Self::Bios => None,
             Self::Micro => Some("micro".to_owned()),
-            Self::Uefi(Uefi { code, variables }) => Some(format!("uefi.{variables}.{code}")),
+            Self::Uefi(Uefi { code, variables, secure: false }) => Some(format!("uefi.{variables}.{code}")),
+            Self::Uefi(Uefi { code, variables, secure: true }) => Some(format!("secure.{variables}.{code}")),
         }
     }
 
@@ -54,8 +58,14 @@ impl Firmware {
         if word == "micro" {
             return Some(Self::Micro);
         }
-        let (variables, code) = word.strip_prefix("uefi.")?.split_once('.')?;
-        Some(Self::Uefi(Uefi { code: code.parse().ok()?, variables: variables.parse().ok()? }))
+        let (kind, parts) = word.split_once('.')?;
+        let secure = match kind {
+            "uefi" => false,
+            "secure" => true,
+            _ => return None,
+        };
+        let (variables, code) = parts.split_once('.')?;
+        Some(Self::Uefi(Uefi { code: code.parse().ok()?, variables: variables.parse().ok()?, secure }))
     }
 }
 
@@ -65,12 +75,12 @@ mod tests {
 
     #[test]
     fn words_are_read_as_they_were_written_and_others_are_none() {
-        let uefi = Firmware::Uefi(Uefi { code: Digest::of(b"code"), variables: 3 });
-        for firmware in [Firmware::Micro, uefi] {
+        let uefi = |secure| Firmware::Uefi(Uefi { code: Digest::of(b"code"), variables: 3, secure });
+        for firmware in [Firmware::Micro, uefi(false), uefi(true)] {
             assert_eq!(Firmware::of_word(&firmware.word().expect("a word")), Some(firmware));
         }
         assert_eq!(Firmware::Bios.word(), None);
-        for word in ["", "bios", "uefi", "uefi.1", "uefi.1.xyz", "uefi.-1.00"] {
+        for word in ["", "bios", "uefi", "uefi.1", "uefi.1.xyz", "uefi.-1.00", "secure", "other.1.00"] {
             assert_eq!(Firmware::of_word(word), None, "{word}");
         }
     }

@@ -1,6 +1,6 @@
 //! Machine configuration. Every capsule contains it, so any host can build the machine again.
 
-use crate::{ByteSize, Digest, Firmware};
+use crate::{ByteSize, CdromDrives, DeviceModel, Digest, Firmware};
 use serde::{Deserialize, Serialize};
 
 /// The configuration of a machine: what source and target must agree on, nothing about a host.
@@ -37,6 +37,12 @@ pub struct MachineConfig {
     /// Whether it has a screen, a keyboard and a pointer. Not in messages between hosts either.
     #[serde(default, skip_serializing_if = "std::ops::Not::not", with = "named_member")]
     pub display: bool,
+    /// Kind of its disks and network ports. Not in messages between hosts either.
+    #[serde(default, skip_serializing_if = "DeviceModel::is_virtio", with = "named_member")]
+    pub devices: DeviceModel,
+    /// CD-ROM drives. Not in messages between hosts either.
+    #[serde(default, skip_serializing_if = "CdromDrives::is_empty", with = "named_member")]
+    pub cdroms: CdromDrives,
 }
 
 impl MachineConfig {
@@ -55,6 +61,8 @@ impl MachineConfig {
             firmware: Firmware::Bios,
             tpm: None,
             display: false,
+            devices: DeviceModel::Virtio,
+            cdroms: CdromDrives::default(),
         }
     }
 }

@@ -21,6 +21,7 @@ mod incoming;
 pub mod late_frames;
 pub mod link;
 mod mirrored_writes;
+mod offered_config;
 pub mod outcome;
 pub mod page_batch;
 mod page_sender;

@@ -42,6 +42,10 @@ pub const PROTOCOL: Protocol = Protocol {
             number: DISPLAY_VERSION,
             reason: "machines have a screen, whose memory makes device states longer than an older target takes",
         },
+        Version {
+            number: DEVICES_VERSION,
+            reason: "machines have Secure Boot, CD-ROM drives, SATA disks and e1000 ports, and an older target would start none of them",
+        },
     ],
 };
 
@@ -55,6 +59,8 @@ pub const AGENT_PORT_VERSION: u16 = 5;
 pub const FIRMWARE_VERSION: u16 = 6;
 /// First version whose targets and standbys give machines a screen.
 pub const DISPLAY_VERSION: u16 = 7;
+/// First version whose targets and standbys give machines Secure Boot, CD-ROM drives and emulated devices.
+pub const DEVICES_VERSION: u16 = 8;
 
 /// Offers a machine; header [`Offer`], reply [`Offered`].
 pub const OFFER: u16 = 0x0100;
@@ -128,7 +134,7 @@ pub struct Offer {
     /// Name of the machine, which must be free on the target.
     pub name: MachineName,
     /// Configuration of the machine.
-    #[serde(with = "offered_config")]
+    #[serde(with = "crate::offered_config")]
     pub config: MachineConfig,
     /// Page arrays: memory first, then the disks in order.
     pub arrays: Vec<ArrayOffer>,
@@ -185,56 +191,6 @@ pub struct SharedFile {
     pub mark: String,
     /// Content of the marker file.
     pub secret: [u8; 32],
-}
-
-/// The configuration in an offer. A port for qemu-ga, a firmware, a TPM and a screen are suffixes of the
-/// machine type, which no type of QEMU has: a target that does not know one refuses the offer, and the form
-/// is that of earlier versions.
-mod offered_config {
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-    use whimbrel_core::{Firmware, MachineConfig};
-
-    const AGENT_PORT: &str = "+agent";
-    const TPM: &str = "tpm.";
-    const DISPLAY: &str = "+display";
-
-    pub(super) fn serialize<S: Serializer>(config: &MachineConfig, to: S) -> Result<S::Ok, S::Error> {
-        let firmware = config.firmware.word().map(|word| format!("+{word}")).unwrap_or_default();
-        let tpm = config.tpm.map(|disk| format!("+{TPM}{disk}")).unwrap_or_default();
-        let port = if config.agent_port { AGENT_PORT } else { "" };
-        let display = if config.display { DISPLAY } else { "" };
-        let machine = format!("{}{firmware}{tpm}{display}{port}", config.machine);
-        let plain = MachineConfig {
-            machine,
-            agent_port: false,
-            firmware: Firmware::Bios,
-            tpm: None,
-            display: false,
-            ..config.clone()
-        };
-        plain.serialize(to)
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<MachineConfig, D::Error> {
-        let mut config = MachineConfig::deserialize(from)?;
-        if let Some(machine) = config.machine.strip_suffix(AGENT_PORT) {
-            (config.machine, config.agent_port) = (machine.to_owned(), true);
-        }
-        if let Some(machine) = config.machine.strip_suffix(DISPLAY) {
-            (config.machine, config.display) = (machine.to_owned(), true);
-        }
-        if let Some((machine, word)) = config.machine.rsplit_once('+')
-            && let Some(disk) = word.strip_prefix(TPM).and_then(|disk| disk.parse().ok())
-        {
-            (config.machine, config.tpm) = (machine.to_owned(), Some(disk));
-        }
-        if let Some((machine, word)) = config.machine.split_once('+')
-            && let Some(firmware) = Firmware::of_word(word)
-        {
-            (config.machine, config.firmware) = (machine.to_owned(), firmware);
-        }
-        Ok(config)
-    }
 }
 
 impl Offer {

@@ -6,6 +6,9 @@ from typing import Literal, TypedDict, Union
 
 from typing_extensions import NotRequired
 
+#: Order in which a machine tries what it can boot from.
+BootOrder = Literal["disk", "cdrom"]
+
 #: A tag, a machine (its newest capsule), an id or its first digits, or NAME@-AGE (like web@-5m):
 #: the newest epoch snapshot of a protected machine that is at least of this age
 CapsuleRef = str
@@ -83,7 +86,7 @@ OperationKind = Literal[
 PortProtocol = Literal["tcp", "udp"]
 
 #: Hardware of a machine.
-Profile = Literal["default", "uefi", "desktop", "micro"]
+Profile = Literal["default", "uefi", "desktop", "micro", "foreign"]
 
 #: Unit in which changes are found.
 ProtectBlock = Literal["64", "128", "256", "page"]
@@ -449,6 +452,9 @@ class DeriveRequest(TypedDict):
     profile: NotRequired[Profile | None]
     #: Ports of the host that lead to the machine, which needs a port in a managed network.
     publish: NotRequired[list[PortRequest]]
+    #: Whether it starts only programs that are signed, if the profile gives it UEFI [default: as
+    #: the profile].
+    secure_boot: NotRequired[bool | None]
     #: Settings on this host.
     settings: NotRequired[MachineSettings]
     #: Whether it gets a TPM 2.0 if its parent has none. The TPM of a parent stays, with what is in
@@ -473,6 +479,8 @@ class DiskInfo(TypedDict):
 
     #: Base of the disk: a path, or the id of a capsule.
     base: str
+    #: Whether it is the medium of a CD-ROM drive.
+    cdrom: NotRequired[bool]
     #: Bytes of allocated pages in the overlay.
     owned: int
     #: Size of the virtual disk.
@@ -784,16 +792,23 @@ class GraphNode(TypedDict):
 class HardwareChange(TypedDict):
     """Other hardware of a machine that does not run: what is absent stays as it is."""
 
+    #: Absolute paths of media for CD-ROM drives to add, on the host.
+    add_cdroms: NotRequired[list[str]]
     #: Sizes of empty disks to add after those that it has.
     add_disks: NotRequired[list[int]]
     #: Network ports to add after those that it has.
     add_nics: NotRequired[list[NicRequest]]
+    boot_order: NotRequired[BootOrder | None]
     #: CPU model, as of a new machine.
     cpu: NotRequired[str | None]
     #: Number of virtual CPUs.
     cpus: NotRequired[int | None]
+    #: Kind of its disks and network ports.
+    devices: NotRequired[str | None]
     #: Whether it has a screen, a keyboard and a pointer.
     display: NotRequired[bool | None]
+    #: Whether all CD-ROM drives are taken away.
+    eject: NotRequired[bool]
     #: Size of the guest memory, a multiple of 1 MiB.
     memory: NotRequired[int | None]
     #: Hardware addresses of network ports to remove.
@@ -2403,12 +2418,18 @@ class RunRequest(TypedDict):
     accel: NotRequired[str | None]
     #: Command line of the kernel.
     append: NotRequired[str | None]
+    #: Order in which it tries what it can boot from.
+    boot_order: NotRequired[BootOrder]
+    #: Absolute paths of media for CD-ROM drives, on the host. The files are read, never written.
+    cdroms: NotRequired[list[str]]
     cloud_init: NotRequired[CloudInit | None]
     #: CPU model: `x86-64-v2`, `x86-64-v3`, `host` (KVM only), `max`, `baseline` (of all trusted
     #: hosts), or a name of QEMU, with features to add or leave out (`Haswell,-hle`) [default: max].
     cpu: NotRequired[str | None]
     #: Number of virtual CPUs.
     cpus: NotRequired[int]
+    #: Kind of its disks and network ports [default: as the profile].
+    devices: NotRequired[str | None]
     #: Disks, in the order of their device ids. The files are read, never written.
     disks: NotRequired[list[DiskSource]]
     #: Whether it has a screen, a keyboard and a pointer, for viewers of VNC.
@@ -2421,12 +2442,16 @@ class RunRequest(TypedDict):
     memory: int
     #: Name for the machine, not in use on this host.
     name: Name
+    #: Sizes of empty disks, which come after the others.
+    new_disks: NotRequired[list[int]]
     #: Network ports, in the order of their device ids.
     nics: NotRequired[list[NicRequest]]
     #: Hardware of the machine.
     profile: NotRequired[Profile]
     #: Ports of the host that lead to the machine; it needs a port in a managed network.
     publish: NotRequired[list[PortRequest]]
+    #: Whether it starts only programs that are signed [default: as the profile].
+    secure_boot: NotRequired[bool | None]
     #: Operations that the guest may request.
     self_service: NotRequired[SelfService]
     #: Settings on this host.
@@ -2915,6 +2940,7 @@ __all__ = [
     "BalloonTargetAuto",
     "BalloonTargetOff",
     "BalloonTargetTo",
+    "BootOrder",
     "BucketCapsule",
     "BucketRequest",
     "CacheAddRequest",

@@ -11,23 +11,22 @@ use crate::{
     machine::{
         cloud_init,
         firmware::{add_tpm, has_display},
-        folder,
-        hardware::{self, DISK_MAX},
-        record::{DiskBase, Record},
+        folder, hardware,
+        new_disks::{self, DISK_MAX, NewDisks},
+        record::Record,
         settings,
     },
 };
 use std::sync::Arc;
 use whimbrel_alignment::PageAlignment;
 use whimbrel_api::{DeriveRequest, MachineInfo, NicRequest, Profile};
-use whimbrel_core::{ByteSize, CapsuleId, DiskConfig, Firmware, MachineConfig, NicConfig, PAGE_SIZE};
+use whimbrel_core::{ByteSize, CapsuleId, CdromDrives, Firmware, MachineConfig, NicConfig, PAGE_SIZE};
 use whimbrel_image::{ImageRef, Manifest};
 use whimbrel_store::StoredDisk;
 
 /// Disks of a derived machine, what is beneath them, and the images that they begin as.
 struct DerivedDisks {
-    sizes: Vec<DiskConfig>,
-    bases: Vec<DiskBase>,
+    all: NewDisks,
     images: Vec<ImageRef>,
     firmware: Firmware,
     tpm: Option<u32>,
@@ -55,11 +54,13 @@ impl Daemon {
         let (capsule, manifest) = self.grown((capsule, manifest), request.disk_size)?;
         let _grown = self.store.pin(&capsule).map_err(&use_it)?;
         let disks = self.derived_disks((capsule, &manifest), &request)?;
-        let is_desktop = request.profile.is_some_and(Profile::is_desktop);
-        let is_asked = config.display || request.display || is_desktop;
+        let is_asked = config.display || request.display || request.profile.is_some_and(Profile::has_display);
         config.display = has_display(&disks.firmware, is_asked)?;
-        (config.disks, config.firmware, config.tpm) = (disks.sizes, disks.firmware, disks.tpm);
-        let mut record = Record::new(request.name.clone(), config, disks.bases);
+        config.devices = request.profile.map_or(config.devices, Profile::devices);
+        (config.disks, config.firmware, config.tpm) = (disks.all.disks, disks.firmware, disks.tpm);
+        config.cdroms = CdromDrives::default();
+        new_disks::check(&config)?;
+        let mut record = Record::new(request.name.clone(), config, disks.all.bases);
         record.origin = Some(capsule);
         record.settings = request.settings;
         let mut live = self.boot_new(&record, request.cloud_init.as_ref())?;
@@ -73,56 +74,51 @@ impl Daemon {
         Ok(machine.info())
     }
 
-    /// The disks of the capsule, and a seed disk if the request has one.
+    /// The disks of the capsule without media of CD-ROM drives, and a seed disk if the request has one.
     fn derived_disks(
         &self,
         (capsule, manifest): (CapsuleId, &Manifest),
         request: &DeriveRequest,
     ) -> Result<DerivedDisks, DaemonError> {
-        let (mut sizes, mut bases) = (manifest.machine.disks.clone(), disk_bases(manifest));
-        let images = manifest.images.iter().filter(|image| image.name != "memory");
-        let mut images: Vec<_> = images.cloned().collect();
-        if request.cloud_init.is_some() {
-            // A machine of an image that was made of a machine is not that one: it gets a seed of its own.
-            if let Some(old) = self.seed_of((capsule, manifest))? {
-                images.retain(|image| image.name != old);
-                drop((sizes.pop(), bases.pop()));
-            }
+        let mut all = NewDisks { disks: manifest.machine.disks.clone(), bases: disk_bases(manifest) };
+        let mut len = new_disks::count_without_media(&manifest.machine);
+        // A machine of an image that was made of a machine is not that one: it gets a seed of its own.
+        if request.cloud_init.is_some() && self.has_seed((capsule, manifest), len)? {
+            len -= 1;
         }
+        all.disks.truncate(len);
+        all.bases.truncate(len);
+        let kept: Vec<_> = (0..len).map(|index| format!("disk{index}")).collect();
+        let images = manifest.images.iter().filter(|image| kept.contains(&image.name)).cloned().collect();
         let folder = self.directories.machine(&request.name);
-        let (mut firmware, mut more) = (manifest.machine.firmware, None);
+        let mut firmware = manifest.machine.firmware;
         if firmware.uefi().is_none()
             && let Some(profile) = request.profile
         {
             let boot = manifest.machine.boot.as_ref();
-            (firmware, more) = self.firmware_of(profile, boot, (sizes.len(), &folder))?;
+            firmware = self.add_firmware((profile, request.secure_boot), boot, &mut all, &folder)?;
         }
-        let (disk, base): (Option<_>, Option<_>) = more.unzip();
-        sizes.extend(disk);
-        bases.extend(base);
         let mut tpm = manifest.machine.tpm;
-        if tpm.is_none() && (request.tpm || request.profile.is_some_and(Profile::is_desktop)) {
-            tpm = Some(add_tpm(&firmware, &mut sizes, &mut bases)?);
+        if tpm.is_none() && (request.tpm || request.profile.is_some_and(Profile::has_tpm)) {
+            tpm = Some(add_tpm(&firmware, &mut all)?);
         }
         if request.cloud_init.is_some() {
-            let (disk, base) = cloud_init::disk(&folder);
-            sizes.push(disk);
-            bases.push(base);
+            all.push(cloud_init::disk(&folder));
         }
-        Ok(DerivedDisks { sizes, bases, images, firmware, tpm })
+        Ok(DerivedDisks { all, images, firmware, tpm })
     }
 
-    /// Name of the capsule's seed disk, if its last disk is one.
-    fn seed_of(&self, (capsule, manifest): (CapsuleId, &Manifest)) -> Result<Option<String>, DaemonError> {
-        let Some((disk, before)) = manifest.machine.disks.split_last() else { return Ok(None) };
+    /// Whether the last of the capsule's first `len` disks is a seed disk.
+    fn has_seed(&self, (capsule, manifest): (CapsuleId, &Manifest), len: usize) -> Result<bool, DaemonError> {
+        let Some((disk, before)) = manifest.machine.disks[..len].split_last() else { return Ok(false) };
         let name = format!("disk{}", before.len());
-        let Some(image) = manifest.image(&name) else { return Ok(None) };
+        let Some(image) = manifest.image(&name) else { return Ok(false) };
         let failed = |source| DaemonError::Disk { disk: name.clone(), source };
         let stored = StoredDisk::new(self.image(Some(capsule), (&name, image.root, image.pages)));
         let disk_bytes = unaligned(Arc::new(stored), image.cuts.as_ref()).map_err(failed)?;
         let mut sector = [0; 512];
         disk_bytes.read_at(0, &mut sector).map_err(|source| failed(source.into()))?;
-        Ok(cloud_init::is_seed(disk, &sector).then_some(name))
+        Ok(cloud_init::is_seed(disk, &sector))
     }
 
     /// The capsule with a larger first disk: a child of it without a name, which shares all of its pages. The
@@ -203,7 +199,7 @@ fn derived_config(manifest: &Manifest, request: &DeriveRequest) -> Result<Machin
 /// Whether a machine whose parent has this firmware can have the hardware of a profile.
 fn check_profile(parent: &Firmware, profile: Option<Profile>) -> Result<(), DaemonError> {
     match (parent, profile) {
-        (Firmware::Uefi(_), Some(Profile::Default | Profile::Micro)) => {
+        (Firmware::Uefi(_), Some(Profile::Default | Profile::Micro | Profile::Foreign)) => {
             let reason = "the capsule is of a machine with UEFI, and so is one that is made of it: leave out --profile";
             Err(DaemonError::invalid(reason))
         }
@@ -219,6 +215,7 @@ fn port_of(nic: &NicConfig) -> NicRequest {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use whimbrel_core::DiskConfig;
 
     fn manifest(disks: usize) -> Manifest {
         let nic = NicConfig { mac: "52:54:00:00:00:01".to_owned(), bridge: Some("br0".to_owned()) };

@@ -7,7 +7,10 @@
 
 use crate::{
     core::{error::DaemonError, state::Core},
-    machine::record::{DiskBase, Record},
+    machine::{
+        new_disks::NewDisks,
+        record::{DiskBase, Record},
+    },
 };
 use std::{fs, path::Path};
 use whimbrel_api::Profile;
@@ -19,25 +22,34 @@ use whimbrel_wire::atomic_file;
 /// Name of the file with the first variables in the machine's folder.
 const FILE: &str = "variables.fd";
 
-/// Firmware of a machine, and the disk of its variables if that is a new one.
-pub(crate) type NewFirmware = (Firmware, Option<(DiskConfig, DiskBase)>);
-
 impl Core {
-    /// The firmware of a new machine with `disks` disks and a folder of its own.
-    pub(crate) fn firmware_of(
+    /// The firmware of a new machine, whose variables are one more of its disks.
+    pub(crate) fn add_firmware(
         &self,
-        profile: Profile,
+        (profile, secure): (Profile, Option<bool>),
         boot: Option<&Boot>,
-        (disks, folder): (usize, &Path),
-    ) -> Result<NewFirmware, DaemonError> {
+        disks: &mut NewDisks,
+        folder: &Path,
+    ) -> Result<Firmware, DaemonError> {
+        if secure == Some(true) && !profile.is_uefi() {
+            return Err(DaemonError::invalid(
+                "Secure Boot needs UEFI: add --profile uefi, or --profile desktop",
+            ));
+        }
+        if secure == Some(true) && boot.is_some() {
+            return Err(DaemonError::invalid(
+                "Secure Boot does not check a kernel that is loaded directly: leave out --kernel or --secure-boot",
+            ));
+        }
         match profile {
-            Profile::Default => Ok((Firmware::Bios, None)),
+            Profile::Default | Profile::Foreign => Ok(Firmware::Bios),
             Profile::Micro if boot.is_none() => Err(DaemonError::invalid(
                 "the profile micro starts a kernel and knows no disk to boot: add --kernel FILE, or choose another profile",
             )),
-            Profile::Micro => Ok((Firmware::Micro, None)),
+            Profile::Micro => Ok(Firmware::Micro),
             Profile::Uefi | Profile::Desktop => {
-                let UefiFiles { code, variables } = found()?;
+                let secure = secure.unwrap_or(profile.is_secure() && boot.is_none());
+                let UefiFiles { code, variables } = found(secure)?;
                 let read = |source| DaemonError::io("read", &variables, source);
                 let size = fs::metadata(&variables).map_err(read)?.len();
                 if size == 0 || !size.is_multiple_of(PAGE_SIZE as u64) {
@@ -48,8 +60,8 @@ impl Core {
                 }
                 let code = self.store_boot_file(&code)?;
                 let base = DiskBase::File { path: folder.join(FILE) };
-                let firmware = Firmware::Uefi(Uefi { code, variables: disks as u32 });
-                Ok((firmware, Some((DiskConfig { size: ByteSize(size) }, base))))
+                let variables = disks.push((DiskConfig { size: ByteSize(size) }, base));
+                Ok(Firmware::Uefi(Uefi { code, variables, secure }))
             }
         }
     }
@@ -57,20 +69,14 @@ impl Core {
 
 /// Adds the disk for the state of a new TPM to those of a machine; returns its index. Refused if this host
 /// has no program that could be the TPM.
-pub(crate) fn add_tpm(
-    firmware: &Firmware,
-    disks: &mut Vec<DiskConfig>,
-    bases: &mut Vec<DiskBase>,
-) -> Result<u32, DaemonError> {
+pub(crate) fn add_tpm(firmware: &Firmware, disks: &mut NewDisks) -> Result<u32, DaemonError> {
     if *firmware == Firmware::Micro {
         return Err(DaemonError::invalid(
             "a micro machine has no TPM: choose another profile, or leave out --tpm",
         ));
     }
     Tpm::find().map_err(|error| DaemonError::invalid(error.to_string()))?;
-    disks.push(DiskConfig { size: TPM_DISK });
-    bases.push(DiskBase::Blank);
-    Ok(disks.len() as u32 - 1)
+    Ok(disks.push((DiskConfig { size: TPM_DISK }, DiskBase::Blank)))
 }
 
 /// Whether a machine with this firmware gets the screen that is asked for. Refused if it cannot have one.
@@ -86,15 +92,16 @@ pub(crate) fn has_display(firmware: &Firmware, is_asked: bool) -> Result<bool, D
 /// Writes the first variables of a new machine into its folder, durably, if its firmware has any there.
 pub(crate) fn write(folder: &Path, record: &Record) -> Result<(), DaemonError> {
     let path = folder.join(FILE);
-    let disk = record.config.firmware.uefi().and_then(|uefi| record.bases.get(uefi.variables as usize));
-    if disk != Some(&DiskBase::File { path: path.clone() }) {
+    let Some(uefi) = record.config.firmware.uefi() else { return Ok(()) };
+    if record.bases.get(uefi.variables as usize) != Some(&DiskBase::File { path: path.clone() }) {
         return Ok(());
     }
+    let variables = found(uefi.secure)?.variables;
     let failed = |source| DaemonError::io("write", &path, source);
-    fs::copy(found()?.variables, &path).and_then(|_| fs::File::open(&path)?.sync_all()).map_err(failed)?;
+    fs::copy(variables, &path).and_then(|_| fs::File::open(&path)?.sync_all()).map_err(failed)?;
     atomic_file::sync_dir(folder).map_err(failed)
 }
 
-fn found() -> Result<UefiFiles, DaemonError> {
-    whimbrel_qemu::uefi_files().map_err(|error| DaemonError::invalid(error.to_string()))
+fn found(secure: bool) -> Result<UefiFiles, DaemonError> {
+    whimbrel_qemu::uefi_files(secure).map_err(|error| DaemonError::invalid(error.to_string()))
 }

@@ -1,27 +1,28 @@
-//! Other hardware for a machine that does not run: memory, CPUs, a screen, more disks, network ports.
+//! Other hardware for a machine that does not run: memory, CPUs, a screen, more disks, CD-ROM drives, network
+//! ports.
 //!
 //! No device state is lost, since there is none: the next start boots the machine with what it has then.
 //! Disks keep their places, so that overlays and capsules go on with them; new ones come after them, empty.
+//! Media of CD-ROM drives come last, and disks are added only while there are none.
 
 use crate::{
     core::error::DaemonError,
     daemon::{Daemon, nic_of},
     machine::{
         firmware::has_display,
-        record::{DiskBase, Phase, Record},
+        new_disks::{self, NewDisks, check_count, set_boot_order},
+        record::{Phase, Record},
     },
     network::tunnel::home::mac_of,
 };
 use std::{collections::BTreeSet, sync::Arc};
-use whimbrel_api::HardwareChange;
-use whimbrel_core::{ByteSize, DiskConfig, MachineConfig, PAGE_SIZE};
-use whimbrel_qemu::{MAX_DISKS, MAX_NICS};
+use whimbrel_api::{BootOrder, HardwareChange};
+use whimbrel_core::{ByteSize, CdromDrives, MachineConfig};
+use whimbrel_qemu::MAX_NICS;
 use whimbrel_vm::StoppedDisk;
 
 const MEMORY_STEP: u64 = 1 << 20;
 const CPUS_MAX: u32 = 256;
-/// Largest disk: far above what a store holds, and far below what overflows.
-pub(crate) const DISK_MAX: ByteSize = ByteSize(64 << 40);
 
 /// Sets the memory and the CPUs of a machine that is to boot, where there is a wish. Refused if no machine
 /// can have so much or so little.
@@ -69,31 +70,49 @@ impl Daemon {
         if let Some(wanted) = change.display {
             config.display = has_display(&config.firmware, wanted)?;
         }
+        config.devices = change.devices.unwrap_or(config.devices);
         change_nics(config, change)?;
         if change.memory.is_some() {
             // What the balloon had taken was of the memory before.
             (record.ballooned, record.squeezed_from) = (None, None);
         }
-        self.add_disks(&mut record, &change.add_disks)?;
+        self.change_disks(&mut record, change)?;
         Ok(record)
     }
 
-    fn add_disks(&self, record: &mut Record, sizes: &[ByteSize]) -> Result<(), DaemonError> {
-        check_count("disks", record.config.disks.len() + sizes.len(), MAX_DISKS)?;
-        let aligned = |size: &ByteSize| size.0.checked_next_multiple_of(PAGE_SIZE as u64);
-        let sizes = sizes.iter().map(|size| match aligned(size) {
-            Some(bytes) if bytes > 0 && bytes <= DISK_MAX.0 => Ok(ByteSize(bytes)),
-            _ => Err(DaemonError::invalid(format!("a disk has up to {DISK_MAX}, and not {size}"))),
-        });
+    fn change_disks(&self, record: &mut Record, change: &HardwareChange) -> Result<(), DaemonError> {
+        if change.eject {
+            eject(record);
+        }
+        let old = record.config.disks.len();
+        let mut new = NewDisks::of(&[], &change.add_disks)?;
+        let cdroms = &mut record.config.cdroms;
+        if !new.disks.is_empty() && !cdroms.disks.is_empty() {
+            let reason = "the places after its disks are those of its CD-ROM drives: add --eject";
+            return Err(DaemonError::invalid(reason));
+        }
+        let media = new.push_cdroms(&change.add_cdroms, BootOrder::Disk)?;
+        cdroms.disks.extend(media.disks.iter().map(|index| index + old as u32));
+        change.boot_order.map_or(Ok(()), |order| set_boot_order(cdroms, order))?;
+        record.config.disks.extend(new.disks);
+        record.bases.extend(new.bases);
+        new_disks::check(&record.config)?;
         let dirs = self.directories.machine_dirs(&record.name);
-        for size in sizes.collect::<Result<Vec<_>, _>>()? {
-            let index = record.config.disks.len();
-            StoppedDisk::create((&dirs, &self.store), (index, size.0), &DiskBase::Blank)?;
-            record.config.disks.push(DiskConfig { size });
-            record.bases.push(DiskBase::Blank);
+        for (index, base) in record.bases.iter().enumerate().skip(old) {
+            let size = record.config.disks[index].size.0;
+            StoppedDisk::create((&dirs, &self.store), (index, size), base)?;
         }
         Ok(())
     }
+}
+
+/// Takes away the CD-ROM drives. Their media are the last disks; overlays of them stay until another disk
+/// takes their place.
+fn eject(record: &mut Record) {
+    let len = new_disks::count_without_media(&record.config);
+    record.config.cdroms = CdromDrives::default();
+    record.config.disks.truncate(len);
+    record.bases.truncate(len);
 }
 
 fn change_nics(config: &mut MachineConfig, change: &HardwareChange) -> Result<(), DaemonError> {
@@ -118,13 +137,6 @@ fn change_nics(config: &mut MachineConfig, change: &HardwareChange) -> Result<()
     match addresses.len() == config.nics.len() {
         true => Ok(()),
         false => Err(DaemonError::invalid("two network ports of a machine cannot have the same address")),
-    }
-}
-
-fn check_count(what: &str, count: usize, max: usize) -> Result<(), DaemonError> {
-    match count <= max {
-        true => Ok(()),
-        false => Err(DaemonError::invalid(format!("a machine has up to {max} {what}"))),
     }
 }
 

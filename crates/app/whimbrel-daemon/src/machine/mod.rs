@@ -14,6 +14,7 @@ pub(crate) mod folder;
 pub(crate) mod hardware;
 pub(crate) mod machine_process;
 pub(crate) mod memory_room;
+pub(crate) mod new_disks;
 pub(crate) mod prestarted_qemu;
 pub(crate) mod record;
 mod recovery;

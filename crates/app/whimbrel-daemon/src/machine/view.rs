@@ -151,6 +151,7 @@ fn describe(record: &Record, live: Option<&RunningMachine>, operation: Option<Op
             owned: ByteSize(
                 live.and_then(|live| live.disks.get(index)).map_or(0, |disk| disk.allocated_bytes()),
             ),
+            cdrom: record.config.cdroms.has(index),
         });
     let nic = |nic: &NicConfig| {
         let (mac, bridge) = (nic.mac.clone(), nic.bridge.clone());

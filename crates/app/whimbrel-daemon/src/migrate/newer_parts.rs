@@ -1,9 +1,11 @@
 //! Parts of a machine that hosts of earlier versions do not give it: a port for qemu-ga, firmware other than
-//! a BIOS, a TPM, a screen.
+//! a BIOS, a TPM, a screen, CD-ROM drives, emulated devices.
 
 use crate::core::error::DaemonError;
-use whimbrel_core::{Firmware, HostName, MachineConfig};
-use whimbrel_migrate::protocol::{AGENT_PORT_VERSION, DISPLAY_VERSION, FIRMWARE_VERSION, PROTOCOL};
+use whimbrel_core::{CdromDrives, DeviceModel, Firmware, HostName, MachineConfig};
+use whimbrel_migrate::protocol::{
+    AGENT_PORT_VERSION, DEVICES_VERSION, DISPLAY_VERSION, FIRMWARE_VERSION, PROTOCOL,
+};
 use whimbrel_wire::Connection;
 
 /// Refuses a host of an earlier version if the machine has such a part. It would refuse the offer as well, by
@@ -22,6 +24,9 @@ fn unknown_part(common: Option<u16>, config: &MachineConfig) -> Option<&'static 
         (config.firmware != Firmware::Bios, FIRMWARE_VERSION, "this firmware of the machine"),
         (config.tpm.is_some(), FIRMWARE_VERSION, "a TPM"),
         (config.display, DISPLAY_VERSION, "a screen"),
+        (config.firmware.uefi().is_some_and(|uefi| uefi.secure), DEVICES_VERSION, "Secure Boot"),
+        (config.cdroms != CdromDrives::default(), DEVICES_VERSION, "a CD-ROM drive"),
+        (config.devices != DeviceModel::Virtio, DEVICES_VERSION, "SATA disks and e1000 ports"),
     ];
     let is_unknown = |(has, since, _): &(bool, u16, _)| *has && common.is_none_or(|version| version < *since);
     parts.into_iter().find(is_unknown).map(|(_, _, what)| what)
@@ -40,7 +45,10 @@ mod tests {
         let newest = Some(PROTOCOL.range().newest);
         let with_tpm = MachineConfig { tpm: Some(1), ..plain.clone() };
         let with_display = MachineConfig { display: true, ..plain.clone() };
-        for config in [&plain, &with_port, &micro, &with_tpm, &with_display] {
+        let cdroms = CdromDrives { disks: vec![0], first: false };
+        let with_cdrom = MachineConfig { cdroms, ..plain.clone() };
+        let emulated = MachineConfig { devices: DeviceModel::Emulated, ..plain.clone() };
+        for config in [&plain, &with_port, &micro, &with_tpm, &with_display, &with_cdrom, &emulated] {
             assert_eq!(unknown_part(newest, config), None);
         }
         assert_eq!(unknown_part(None, &plain), None);
@@ -49,5 +57,8 @@ mod tests {
         assert!(unknown_part(Some(FIRMWARE_VERSION - 1), &micro).is_some());
         assert_eq!(unknown_part(Some(FIRMWARE_VERSION - 1), &with_tpm), Some("a TPM"));
         assert_eq!(unknown_part(Some(DISPLAY_VERSION - 1), &with_display), Some("a screen"));
+        let before = Some(DEVICES_VERSION - 1);
+        assert_eq!(unknown_part(before, &with_cdrom), Some("a CD-ROM drive"));
+        assert!(unknown_part(before, &emulated).is_some() && unknown_part(before, &with_display).is_none());
     }
 }

@@ -54,6 +54,7 @@ impl Args {
             cpus: self.cpus,
             cpu: self.cpu,
             profile: None,
+            secure_boot: None,
             tpm: false,
             display: false,
             nics: (!nics.is_empty()).then_some(nics),

@@ -6,8 +6,8 @@ use crate::{
     context::Context,
     error::CliError,
     first_boot::FirstBoot,
+    hardware_args::ProfileArg,
     machine_text, operation,
-    profile_arg::ProfileArg,
     settings_args::SettingsArgs,
 };
 use whimbrel_api::{
@@ -42,10 +42,12 @@ pub(crate) struct Args {
     /// Size of the guest memory
     #[arg(long, value_name = "SIZE", default_value = "1G")]
     memory: ByteSize,
-    /// Hardware: a PC with a BIOS, or with UEFI, a desktop (UEFI, a TPM and a screen), or a micro machine
-    /// [default: that of the image]
+    /// Hardware, as of `whimbrel run` [default: that of the image]
     #[arg(long, value_name = "PROFILE")]
     profile: Option<ProfileArg>,
+    /// Start only programs that are signed, if --profile gives it UEFI [default: as the profile]
+    #[arg(long, value_name = "yes|no", value_parser = clap::builder::BoolishValueParser::new())]
+    secure_boot: Option<bool>,
     /// Give it a TPM 2.0, if the image has none
     #[arg(long)]
     tpm: bool,
@@ -108,6 +110,7 @@ impl Args {
             cpus: Some(self.cpus),
             cpu: self.cpu,
             profile: self.profile.map(Into::into),
+            secure_boot: self.secure_boot,
             tpm: self.tpm,
             display: self.display,
             nics: Some(nics),

@@ -6,8 +6,8 @@ use crate::{
     context::Context,
     error::CliError,
     first_boot::FirstBoot,
+    hardware_args::{BootOrderArg, DevicesArg, ProfileArg},
     machine_text,
-    profile_arg::ProfileArg,
     settings_args::SettingsArgs,
 };
 use std::path::PathBuf;
@@ -23,7 +23,8 @@ Examples:
   whimbrel run web --disk web.img --memory 1G --autostart --restart on-failure --label tier=front
   whimbrel run tiny --memory 256M --kernel vmlinuz --initrd initrd.gz --append console=ttyS0
   whimbrel run fast --profile micro --memory 128M --kernel vmlinux --initrd initrd --append console=ttyS0
-  whimbrel run desk --profile desktop --disk desk.raw --memory 4G --cpus 2 --net lan0";
+  whimbrel run desk --profile desktop --new-disk 40G --cdrom debian.iso --memory 4G --cpus 2 --net lan0
+  whimbrel run old --profile foreign --disk old.raw --memory 1G --net lan0";
 
 /// Create a machine and start it
 #[derive(Debug, clap::Args)]
@@ -34,13 +35,30 @@ pub(crate) struct Args {
     /// Raw disk image to start from; it is read and never written (repeatable)
     #[arg(long = "disk", value_name = "FILE[,size=SIZE]")]
     disks: Vec<DiskArg>,
+    /// Empty disk of this size, after those of --disk (repeatable)
+    #[arg(long = "new-disk", value_name = "SIZE")]
+    new_disks: Vec<ByteSize>,
+    /// CD-ROM in a drive of the machine, like an installer's ISO file; it is read and never written
+    /// (repeatable)
+    #[arg(long = "cdrom", value_name = "FILE", value_parser = absolute)]
+    cdroms: Vec<PathBuf>,
+    /// What it boots from first, if that boots: its disks, or its CD-ROMs
+    #[arg(long, value_name = "DEVICES", default_value = "disk", requires = "cdroms")]
+    boot: BootOrderArg,
     /// Size of the guest memory
     #[arg(long, value_name = "SIZE")]
     memory: ByteSize,
-    /// Hardware: a PC with a BIOS, or with UEFI, a desktop (UEFI, a TPM and a screen), or a micro machine
-    /// that starts a kernel at once
+    /// Hardware: a PC with a BIOS, or with UEFI, a desktop (UEFI with Secure Boot, a TPM and a screen), a
+    /// micro machine that starts a kernel at once, or a PC with a screen for systems that know no virtio
     #[arg(long, value_name = "PROFILE", default_value = "default")]
     profile: ProfileArg,
+    /// Start only programs that are signed; needs UEFI [default: as the profile]
+    #[arg(long, value_name = "yes|no", value_parser = clap::builder::BoolishValueParser::new())]
+    secure_boot: Option<bool>,
+    /// Kind of its disks and network ports: virtio is the fastest, emulated ones (SATA, e1000) every system
+    /// knows [default: as the profile]
+    #[arg(long, value_name = "KIND")]
+    devices: Option<DevicesArg>,
     /// Give it a TPM 2.0; clones and copies of the machine have the same one
     #[arg(long)]
     tpm: bool,
@@ -101,8 +119,13 @@ impl Args {
             cloud_init,
             name: self.name,
             disks: self.disks.into_iter().map(|disk| disk.0).collect(),
+            new_disks: self.new_disks,
+            cdroms: self.cdroms,
+            boot_order: self.boot.into(),
             memory: self.memory,
             profile: self.profile.into(),
+            secure_boot: self.secure_boot,
+            devices: self.devices.map(Into::into),
             tpm: self.tpm,
             display: self.display,
             cpus: self.cpus,

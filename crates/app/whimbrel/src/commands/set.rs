@@ -1,13 +1,15 @@
 //! `whimbrel set`: changes the settings of a machine on its host, and its hardware while it does not run.
 
 use crate::{
-    argument_types::{AutostartArg, DurationArg, LabelArg, NicArg, RestartArg},
+    argument_types::{AutostartArg, DurationArg, LabelArg, NicArg, RestartArg, absolute},
     context::Context,
     error::CliError,
+    hardware_args::{BootOrderArg, DevicesArg},
     machine_text,
     settings_args::autostart_of,
 };
 use clap::ArgGroup;
+use std::path::PathBuf;
 use whimbrel_api::{HardwareChange, SettingsRequest};
 use whimbrel_core::{ByteSize, MachineName};
 
@@ -19,6 +21,8 @@ Examples:
   whimbrel set web --label tier=front --unlabel owner --note 'moves to beta in May'
   whimbrel stop web && whimbrel set web --memory 4G --cpus 4 && whimbrel start web
   whimbrel set web --add-disk 50G --add-net lan1 --display yes
+  whimbrel set desk --eject                               after the installation
+  whimbrel set desk --cdrom rescue.iso --boot cdrom
 
 Hardware changes while the machine is stopped; the next start boots it with that. New disks are empty and come after \
 those that it has. A running machine gives up memory by `whimbrel balloon`.
@@ -70,6 +74,18 @@ struct HardwareArgs {
     /// Give it a screen, a keyboard and a pointer, or take them away
     #[arg(long, value_name = "yes|no", group = "change", value_parser = clap::builder::BoolishValueParser::new())]
     display: Option<bool>,
+    /// Kind of its disks and network ports, as of `whimbrel run`
+    #[arg(long, value_name = "KIND", group = "change")]
+    devices: Option<DevicesArg>,
+    /// CD-ROM to put into a drive of the machine (repeatable)
+    #[arg(long = "cdrom", value_name = "FILE", group = "change", value_parser = absolute)]
+    cdroms: Vec<PathBuf>,
+    /// Take all CD-ROMs out
+    #[arg(long, group = "change")]
+    eject: bool,
+    /// What it boots from first, if that boots: its disks, or its CD-ROMs
+    #[arg(long, value_name = "DEVICES", group = "change")]
+    boot: Option<BootOrderArg>,
     /// Empty disk of this size to add (repeatable)
     #[arg(long, value_name = "SIZE", group = "change")]
     add_disk: Vec<ByteSize>,
@@ -88,6 +104,10 @@ impl HardwareArgs {
             cpus: self.cpus,
             cpu: self.cpu,
             display: self.display,
+            devices: self.devices.map(Into::into),
+            eject: self.eject,
+            add_cdroms: self.cdroms,
+            boot_order: self.boot.map(Into::into),
             add_disks: self.add_disk,
             add_nics: self.add_net.into_iter().map(|port| port.0).collect(),
             remove_nics: self.remove_net,

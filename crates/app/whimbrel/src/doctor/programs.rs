@@ -66,10 +66,15 @@ pub(super) fn network_tools() -> Check {
 
 /// Checks the firmware of machines with UEFI.
 pub(super) fn uefi() -> Check {
-    match whimbrel_qemu::uefi_files() {
-        Ok(files) => Check::ok("uefi", files.code.display().to_string()),
+    let found =
+        whimbrel_qemu::uefi_files(false).and_then(|plain| Ok((plain, whimbrel_qemu::uefi_files(true)?)));
+    match found {
+        Ok((plain, secure)) => {
+            let detail = format!("{}, {} with Secure Boot", plain.code.display(), secure.code.display());
+            Check::ok("uefi", detail)
+        }
         Err(error) => {
-            let fix = "apt install ovmf: machines with --profile uefi need it";
+            let fix = "apt install ovmf: machines with --profile uefi and desktop need it";
             Check::bad("uefi", CheckStatus::Warn, error.to_string(), fix)
         }
     }

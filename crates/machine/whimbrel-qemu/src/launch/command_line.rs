@@ -2,9 +2,9 @@
 //!
 //! The order of devices, their ids and addresses are part of the device state: after a change, older states
 //! do not load. PCI slots: 01 screen, 02 balloon, 03 random numbers, 04 guest port, 05 USB,
-//! 08-0f network, 10-1d disks.
+//! 08-0f network, 10-1d disks. SATA disks and CD-ROM drives are at ports of the controller that q35 has.
 
-use super::spec::{LaunchSpec, Sharing, SpecError};
+use super::spec::{LaunchSpec, MAX_DISKS, Sharing, SpecError, guest_disks, sata_disks};
 use crate::guest_agent::QEMU_GA_PORT;
 use std::{
     ffi::{OsStr, OsString},
@@ -14,7 +14,7 @@ use std::{
     },
     path::Path,
 };
-use whimbrel_core::{Accel, Firmware};
+use whimbrel_core::{Accel, DeviceModel, Firmware};
 
 /// Seconds for which a disk tries to reconnect to its NBD server while requests wait: the server is the
 /// daemon, which may restart.
@@ -92,8 +92,7 @@ impl LaunchSpec {
         self.channels(&mut args);
         self.platform_devices(&mut args);
         (0..self.config.nics.len()).for_each(|index| self.nic(&mut args, index));
-        let disks = (0..self.disks.len()).filter(|index| !self.is_hidden(*index));
-        disks.for_each(|index| self.disk(&mut args, index));
+        guest_disks(&self.config).for_each(|index| self.disk(&mut args, index));
         // Paused, so that the caller can arm dirty tracking before the first instruction.
         args.flag("-S");
         if self.incoming {
@@ -138,12 +137,14 @@ impl LaunchSpec {
 
     /// Firmware of the machine; returns the options of the machine type for it.
     fn firmware(&self, args: &mut Args) -> String {
-        match (&self.firmware, self.variables()) {
-            (Some(code), Some(variables)) => {
+        match (&self.firmware, self.config.firmware.uefi()) {
+            (Some(code), Some(uefi)) => {
+                let variables = uefi.variables as usize;
                 let node = Value::new(format!("driver=raw,node-name={CODE},read-only=on,file.driver=file,"));
                 args.value("-blockdev", node.text("file.filename=").path(code));
                 self.disk_node(args, variables);
-                format!(",pflash0={CODE},pflash1=disk{variables}")
+                let smm = if uefi.secure { self.secure_boot(args) } else { "" };
+                format!(",pflash0={CODE},pflash1=disk{variables}{smm}")
             }
             _ if self.config.firmware == Firmware::Micro => {
                 args.option("-bios", KERNEL_LOADER);
@@ -151,6 +152,14 @@ impl LaunchSpec {
             }
             _ => String::new(),
         }
+    }
+
+    /// Keeps the variables from everything but the firmware, which has a mode of the processor (SMM) to
+    /// itself. Sleep to memory would leave that open (edk2, OvmfPkg/README, SMM support).
+    fn secure_boot(&self, args: &mut Args) -> &'static str {
+        args.option("-global", "driver=cfi.pflash01,property=secure,value=on");
+        args.option("-global", "ICH9-LPC.disable_s3=1");
+        ",smm=on"
     }
 
     fn boot(&self, args: &mut Args) {
@@ -237,35 +246,51 @@ impl LaunchSpec {
                 args.value("-netdev", netdev.path(&self.net_socket(index)));
             }
         }
+        let (model, features) = match self.config.devices {
+            DeviceModel::Virtio => ("virtio-net-pci", format!(",{NO_FRAGMENTS},{LEGACY}")),
+            DeviceModel::Emulated => ("e1000", String::new()),
+        };
         // No boot ROM: it would add 256 KiB of memory outside RAM to every state.
-        let device = format!(
-            "virtio-net-pci,id=nic{index},netdev=net{index},mac={mac},addr={slot:#x},romfile=,{NO_FRAGMENTS},\
-             {LEGACY}"
-        );
-        args.option("-device", device);
+        let place = format!("id=nic{index},netdev=net{index},mac={mac},addr={slot:#x},romfile=");
+        args.option("-device", format!("{model},{place}{features}"));
     }
 
     /// A disk as QEMU sees it, by the name of its id, without a device for the guest.
     fn disk_node(&self, args: &mut Args, index: usize) {
         let id = format!("disk{index}");
         let nbd = Value::new(format!("driver=nbd,node-name={id}-nbd,server.type=unix,server.path="));
-        let rest = format!(",export=,reconnect-delay={RECONNECT_DELAY},cache.direct=on,discard=unmap");
+        let read_only = if self.config.cdroms.has(index) { ",read-only=on" } else { "" };
+        let common = format!(",cache.direct=on,discard=unmap{read_only}");
+        let rest = format!(",export=,reconnect-delay={RECONNECT_DELAY}{common}");
         args.value("-blockdev", nbd.path(&self.disks[index]).text(rest));
-        let raw = format!("driver=raw,node-name={id},file={id}-nbd,cache.direct=on,discard=unmap");
-        args.option("-blockdev", raw);
+        args.option("-blockdev", format!("driver=raw,node-name={id},file={id}-nbd{common}"));
     }
 
     fn disk(&self, args: &mut Args, index: usize) {
         self.disk_node(args, index);
-        let id = format!("disk{index}");
-        let slot = FIRST_DISK_SLOT + index;
+        let is_cdrom = self.config.cdroms.has(index);
         // The guest never sees storage errors of the host: the machine pauses and its owner is notified.
-        let errors = "werror=stop,rerror=stop";
-        let boot = if self.kernel.is_none() { format!(",bootindex={index}") } else { String::new() };
-        args.option(
-            "-device",
-            format!("virtio-blk-pci,id={id},drive={id},addr={slot:#x},{errors},{LEGACY}{boot}"),
-        );
+        let common = format!("id=disk{index},drive=disk{index},werror=stop,rerror=stop");
+        let boot = match &self.kernel {
+            None => format!(",bootindex={}", self.boot_place(index)),
+            Some(_) => String::new(),
+        };
+        let device = match sata_disks(&self.config).position(|disk| disk == index) {
+            Some(port) if is_cdrom => format!("ide-cd,{common},bus=ide.{port}{boot}"),
+            Some(port) => format!("ide-hd,{common},bus=ide.{port}{boot}"),
+            None => {
+                let slot = FIRST_DISK_SLOT + index;
+                format!("virtio-blk-pci,{common},addr={slot:#x},{LEGACY}{boot}")
+            }
+        };
+        args.option("-device", device);
+    }
+
+    /// Place of a disk in the order in which the firmware tries them: media of CD-ROM drives come after all
+    /// others, or before.
+    fn boot_place(&self, index: usize) -> usize {
+        let cdroms = &self.config.cdroms;
+        if cdroms.has(index) == cdroms.first { index } else { index + MAX_DISKS }
     }
 }
 
@@ -273,7 +298,7 @@ impl LaunchSpec {
 mod tests {
     use super::*;
     use crate::launch::RamBacking;
-    use whimbrel_core::{ByteSize, DiskConfig, MachineConfig, NicConfig};
+    use whimbrel_core::{ByteSize, CdromDrives, DiskConfig, MachineConfig, NicConfig};
 
     fn spec() -> LaunchSpec {
         let config = MachineConfig {
@@ -289,6 +314,8 @@ mod tests {
             firmware: Firmware::Bios,
             tpm: None,
             display: false,
+            devices: DeviceModel::Virtio,
+            cdroms: CdromDrives::default(),
         };
         let ram = RamBacking { path: "/ram,share=off".into(), sharing: Sharing::Shared };
         LaunchSpec { disks: vec!["/nbd".into()], ..LaunchSpec::new(config, "/slot", ram) }
@@ -326,10 +353,15 @@ mod tests {
             spec.argv().map(|words| words.iter().map(|word| word.to_string_lossy().into_owned()).collect())
         };
         let has = |words: &Vec<String>, part: &str| words.iter().any(|word| word.contains(part));
-        let uefi = |variables| {
-            Firmware::Uefi(whimbrel_core::Uefi { code: whimbrel_core::Digest::of(b""), variables })
+        let of = |variables, secure| {
+            let code = whimbrel_core::Digest::of(b"");
+            Firmware::Uefi(whimbrel_core::Uefi { code, variables, secure })
         };
+        let uefi = |variables| of(variables, false);
         let flash: Vec<String> = words(uefi(0), Some("/code")).unwrap();
+        let secure: Vec<String> = words(of(0, true), Some("/code")).unwrap();
+        assert!(has(&secure, "smm=on") && has(&secure, "property=secure,value=on"), "{secure:?}");
+        assert!(!has(&flash, "smm") && !has(&flash, "property=secure"), "{flash:?}");
         assert!(has(&flash, "pflash0=uefi-code,pflash1=disk0") && has(&flash, "read-only=on"), "{flash:?}");
         assert!(!has(&flash, "virtio-blk-pci") && has(&flash, "vmgenid"), "{flash:?}");
         let micro = words(Firmware::Micro, None).unwrap();
@@ -349,6 +381,35 @@ mod tests {
         assert!(has("tpm-tis") && !has("disk0") && !has("virtio-blk"), "{words:?}");
         spec.config.tpm = Some(1);
         assert!(spec.argv().is_err(), "with a disk that is not there");
+    }
+
+    #[test]
+    fn a_cdrom_and_emulated_disks_are_at_ports_of_the_sata_controller() {
+        let devices = |devices, first, disks: usize| {
+            let mut spec = spec();
+            spec.config.devices = devices;
+            spec.config.cdroms = CdromDrives { disks: vec![1], first };
+            spec.config.disks = vec![DiskConfig { size: ByteSize(1 << 20) }; disks];
+            spec.disks = vec!["/nbd".into(); disks];
+            let words = spec.argv()?.into_iter().map(|word| word.into_string().unwrap());
+            let is_part =
+                |word: &String| ["ide", "virtio-blk", "e1000"].iter().any(|kind| word.starts_with(kind));
+            Ok::<_, SpecError>(words.filter(is_part).collect::<Vec<_>>())
+        };
+        let has = |word: &str, parts: &[&str]| {
+            assert!(parts.iter().all(|part| word.contains(part)), "{word}");
+        };
+        let virtio = devices(DeviceModel::Virtio, false, 3).unwrap();
+        has(&virtio[0], &["virtio-blk-pci,id=disk0", "addr=0x10", "bootindex=0"]);
+        has(&virtio[1], &["ide-cd,id=disk1", "bus=ide.0", "bootindex=15"]);
+        has(&virtio[2], &["virtio-blk-pci,id=disk2", "addr=0x12", "bootindex=2"]);
+        let emulated = devices(DeviceModel::Emulated, true, 3).unwrap();
+        has(&emulated[0], &["e1000,id=nic0"]);
+        has(&emulated[1], &["ide-hd,id=disk0", "bus=ide.0", "bootindex=14"]);
+        has(&emulated[2], &["ide-cd,id=disk1", "bus=ide.1", "bootindex=1"]);
+        has(&emulated[3], &["ide-hd,id=disk2", "bus=ide.2"]);
+        assert!(devices(DeviceModel::Emulated, false, 7).is_err(), "the controller has six ports");
+        assert!(devices(DeviceModel::Virtio, false, 1).is_err(), "a drive without its medium");
     }
 
     #[test]

@@ -8,7 +8,7 @@ mod confined;
 mod spec;
 
 pub use spec::{
-    LaunchError, LaunchSpec, MAX_DISKS, MAX_NICS, RamBacking, Sharing, SpecError, TapDevices, Vmgenid,
-    display_in,
+    LaunchError, LaunchSpec, MAX_DISKS, MAX_NICS, MAX_SATA, RamBacking, Sharing, SpecError, TapDevices,
+    Vmgenid, display_in, sata_disks,
 };
 pub(crate) use spec::{agent_in, guest_in, log_in, qmp_in};

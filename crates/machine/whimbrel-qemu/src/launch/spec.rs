@@ -9,12 +9,14 @@ use std::{
     sync::Arc,
     time::Duration,
 };
-use whimbrel_core::MachineConfig;
+use whimbrel_core::{DeviceModel, MachineConfig};
 
 /// Most disks of a machine: PCI slots 0x10 to 0x1d.
 pub const MAX_DISKS: usize = 14;
 /// Most network ports of a machine: PCI slots 0x08 to 0x0f.
 pub const MAX_NICS: usize = 8;
+/// Most SATA disks and CD-ROM drives of a machine: ports of the controller that every PC of QEMU has (q35).
+pub const MAX_SATA: usize = 6;
 /// Longest path of a Unix socket (`sun_path` without its final zero).
 const MAX_SOCKET_PATH: usize = 107;
 /// Longest name of a socket in the runtime directory, with its slash.
@@ -243,22 +245,13 @@ impl LaunchSpec {
         }
         check_count("disks", config.disks.len(), MAX_DISKS)?;
         check_count("network ports", config.nics.len(), MAX_NICS)?;
+        check_count("CD-ROM drives and SATA disks", sata_disks(config).count(), MAX_SATA)?;
         self.check_files()?;
         let max = MAX_SOCKET_PATH - LONGEST_SOCKET.len().max("/serial".len());
         if self.dir.as_os_str().len() > max {
             return Err(SpecError::DirTooLong { dir: self.dir.clone(), max });
         }
         Ok(())
-    }
-
-    /// Index of the disk with the firmware's variables.
-    pub(super) fn variables(&self) -> Option<usize> {
-        self.config.firmware.uefi().map(|uefi| uefi.variables as usize)
-    }
-
-    /// Whether QEMU has this disk only for itself, or not at all.
-    pub(super) fn is_hidden(&self, disk: usize) -> bool {
-        self.variables() == Some(disk) || self.config.tpm == u32::try_from(disk).ok()
     }
 
     fn check_files(&self) -> Result<(), SpecError> {
@@ -276,7 +269,11 @@ impl LaunchSpec {
             ("the disk of the TPM", self.config.tpm.is_none_or(|disk| (disk as usize) < self.disks.len())),
             (
                 "the disk of the firmware's variables",
-                self.variables().is_none_or(|disk| disk < self.disks.len()),
+                variables(&self.config).is_none_or(|disk| disk < self.disks.len()),
+            ),
+            (
+                "the medium of a CD-ROM drive",
+                self.config.cdroms.disks.iter().all(|disk| (*disk as usize) < self.disks.len()),
             ),
         ];
         match matches.into_iter().find(|(_, matches)| !matches) {
@@ -284,6 +281,23 @@ impl LaunchSpec {
             None => Ok(()),
         }
     }
+}
+
+/// Index of the disk with the firmware's variables.
+fn variables(config: &MachineConfig) -> Option<usize> {
+    config.firmware.uefi().map(|uefi| uefi.variables as usize)
+}
+
+/// Disks that the guest has, in their order: not those that are flash memory or the state of a TPM.
+pub(super) fn guest_disks(config: &MachineConfig) -> impl Iterator<Item = usize> {
+    let is_hidden = |disk: usize| variables(config) == Some(disk) || config.tpm == u32::try_from(disk).ok();
+    (0..config.disks.len()).filter(move |disk| !is_hidden(*disk))
+}
+
+/// Disks of the guest at ports of the SATA controller, in the order of the ports.
+pub fn sata_disks(config: &MachineConfig) -> impl Iterator<Item = usize> {
+    let all = config.devices == DeviceModel::Emulated;
+    guest_disks(config).filter(move |disk| all || config.cdroms.has(*disk))
 }
 
 /// Log file of the QEMU with runtime directory `dir`.

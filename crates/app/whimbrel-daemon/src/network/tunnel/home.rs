@@ -12,7 +12,7 @@ use crate::{
 };
 use std::sync::Arc;
 use whimbrel_api::{DiskInfo, MachineInfo, MachineState, NicInfo, TunnelInfo};
-use whimbrel_core::{ByteSize, HostName, MachineConfig, MachineName, NicConfig, error_chain};
+use whimbrel_core::{ByteSize, DiskConfig, HostName, MachineConfig, MachineName, NicConfig, error_chain};
 use whimbrel_migrate::protocol::TunnelId;
 use whimbrel_net::{
     Mac, NetError, PortFilter, TapConfig,
@@ -208,7 +208,10 @@ pub(crate) fn mac_of(text: &str) -> Option<Mac> {
 
 fn describe(note: &HomeRecord, tunnel: TunnelInfo) -> MachineInfo {
     let HomeRecord { name, config, since_ms, .. } = note;
-    let disk = |size| DiskInfo { size, base: "away".to_owned(), owned: ByteSize(0) };
+    let disk = |(index, disk): (usize, &DiskConfig)| {
+        let (base, cdrom) = ("away".to_owned(), config.cdroms.has(index));
+        DiskInfo { size: disk.size, base, owned: ByteSize(0), cdrom }
+    };
     let nic = |nic: &NicConfig| {
         let (mac, bridge) = (nic.mac.clone(), nic.bridge.clone());
         NicInfo { mac, bridge, addresses: Vec::new() }
@@ -219,7 +222,7 @@ fn describe(note: &HomeRecord, tunnel: TunnelInfo) -> MachineInfo {
         memory: config.memory,
         cpus: config.cpus,
         accel: config.accel,
-        disks: config.disks.iter().map(|config| disk(config.size)).collect(),
+        disks: config.disks.iter().enumerate().map(disk).collect(),
         nics: config.nics.iter().map(nic).collect(),
         pid: None,
         process: None,

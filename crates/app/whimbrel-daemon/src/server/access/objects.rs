@@ -63,7 +63,8 @@ named! {
     // Calls with a host, and those of the last three lines, are for everything (`endpoints`).
     HostName: |_| vec![];
     RunRequest: |it| {
-        let paths = it.disks.iter().map(|disk| &disk.path).chain(&it.kernel).chain(&it.initrd);
+        let disks = it.disks.iter().map(|disk| &disk.path).chain(&it.cdroms);
+        let paths = disks.chain(&it.kernel).chain(&it.initrd);
         [Machine(it.name.clone())].into_iter().chain(paths.cloned().map(File)).collect()
     };
     CheckpointRequest: |it| it.tag.iter().cloned().map(NewTag).collect();
@@ -82,7 +83,9 @@ named! {
     };
     ImagePullRequest: |it| vec![NewTag(it.name.tag())];
     PushRequest: |it| vec![MachineOrCapsule(it.subject.clone())];
-    // About the machine of their path, which is judged there.
+    // About the machine of their path too, which is judged there.
+    SettingsRequest: |it| it.hardware.add_cdroms.iter().cloned().map(File).collect();
+    // About nothing but that machine.
     StopRequest: |_| vec![];
     BalloonRequest: |_| vec![];
     MigrateRequest: |_| vec![];
@@ -90,7 +93,6 @@ named! {
     FailoverRequest: |_| vec![];
     ResolveRequest: |_| vec![];
     PortsRequest: |_| vec![];
-    SettingsRequest: |_| vec![];
     ExecRequest: |_| vec![];
     FileReadRequest: |_| vec![];
     FileWriteRequest: |_| vec![];

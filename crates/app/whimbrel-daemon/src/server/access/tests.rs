@@ -310,9 +310,14 @@ async fn what_is_done_and_refused_is_noted_with_who_and_what() {
 async fn files_of_the_host_are_for_admins_and_other_capsules_are_for_nobody_with_a_scope() {
     let gate = Gate::new();
     let disk = json!({"name": "web", "memory": 1, "disks": [{"path": Path::new("/etc/shadow")}]});
+    let medium = json!({"name": "web", "memory": 1, "cdroms": ["/etc/shadow"]});
+    let later = json!({"hardware": {"add_cdroms": ["/etc/shadow"]}});
     let operator = gate.token("operator", Role::Operator, None);
-    let (status, said) = gate.send(REMOTE, Some(&operator), "POST /v1/machines", &disk).await;
-    assert!(status == 403 && said.contains("file /etc/shadow"), "{status} {said}");
+    let run = "POST /v1/machines";
+    for (call, body) in [(run, &disk), (run, &medium), ("POST /v1/machines/web/settings", &later)] {
+        let (status, said) = gate.send(REMOTE, Some(&operator), call, body).await;
+        assert!(status == 403 && said.contains("file /etc/shadow"), "{call}: {status} {said}");
+    }
     let secret = sample::capsule(&gate.daemon.store, 1, vec![], "secret");
     let open = sample::capsule(&gate.daemon.store, 2, vec![secret], "web-golden");
     let viewer = gate.token("viewer", Role::Viewer, Some("web*"));
