@@ -32,6 +32,8 @@ fn a_machine_starts_with_its_host_and_again_when_its_qemu_dies_but_not_after_its
     }
     cluster.host_mut("alpha").start_daemon();
     wait_restarted(cluster.host("alpha"));
+    let past = cluster.host("alpha").run(&["events", "--past"]);
+    assert!(past.contains("crashed: its QEMU ended"), "what an earlier daemon saw is forgotten: {past}");
 
     cluster.host("alpha").run(&["stop", "web", "--kill"]);
     cluster.host_mut("alpha").kill_daemon();

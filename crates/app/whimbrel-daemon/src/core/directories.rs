@@ -10,6 +10,7 @@
 //! DATA/machines/NAME/  machine.json (until it is saved, `starting`), disk0/ …, console.log
 //! DATA/trash/          folders of machines that are gone, until they are removed
 //! DATA/migrations/     past migrations from this host
+//! DATA/events/         what happened on this host
 //! DATA/protections/    protections with this host as primary or standby; DATA/leases/ with it as witness
 //! DATA/handovers.json  pending handovers to other hosts
 //! DATA/networks/       records of managed networks
@@ -158,6 +159,8 @@ places! {
     trash = data / "trash";
     /// Bitmaps of overlays, as of the last acknowledged write.
     live_bitmaps = run / "bitmaps";
+    /// Events of this host.
+    events = data / "events";
     /// Audit log of the API.
     audit = data / "audit";
     /// Tokens of the API, by their digests.

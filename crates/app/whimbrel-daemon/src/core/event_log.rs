@@ -1,11 +1,13 @@
 //! Events of this host, in order: a bounded buffer for readers who come later, and a wake-up for those who
-//! follow it.
+//! follow it. They are in a log too, so that those of earlier daemons are known.
 //!
-//! Numbers begin at the time of the daemon's start in milliseconds, so they grow across restarts, and a
-//! reader that knows an event of an earlier daemon goes on with the first of this one.
+//! Numbers go on from the last event that is known, or begin at the time of the daemon's start in
+//! milliseconds, whichever is larger: they grow across restarts, also if the log is lost.
 
+use super::line_log::{LineLog, LogBounds};
 use std::{
     collections::VecDeque,
+    path::PathBuf,
     sync::{Mutex, PoisonError},
 };
 use tokio::sync::watch;
@@ -16,27 +18,42 @@ const RETAINED_MAX: usize = 1000;
 /// Most characters of a text.
 const TEXT_MAX: usize = 500;
 
+/// Bounds of the log: more than the events that are retained.
+const BOUNDS: LogBounds = LogBounds { file_max: 1 << 20, old_files: 1 };
+
 /// The events of this host.
 #[derive(Debug)]
 pub(crate) struct EventLog {
     retained: Mutex<VecDeque<HostEvent>>,
     /// Number of the last event.
     last: watch::Sender<u64>,
+    log: Option<LineLog>,
 }
 
 impl Default for EventLog {
     fn default() -> Self {
-        Self { retained: Mutex::default(), last: watch::Sender::new(crate::now_ms()) }
+        Self { retained: Mutex::default(), last: watch::Sender::new(crate::now_ms()), log: None }
     }
 }
 
 impl EventLog {
+    /// Opens the log `path`, in a folder of its own.
+    pub(crate) fn open(path: PathBuf) -> Self {
+        let log = LineLog::open(path, BOUNDS);
+        let mut known: VecDeque<HostEvent> = log.entries().into();
+        known.drain(..known.len().saturating_sub(RETAINED_MAX));
+        let numbers = known.iter().map(|event| event.number).chain([crate::now_ms()]);
+        let last = numbers.max().unwrap_or_default();
+        Self { retained: Mutex::new(known), last: watch::Sender::new(last), log: Some(log) }
+    }
+
     /// Appends an event, and wakes those who follow.
     pub(crate) fn add(&self, kind: EventKind, subject: impl ToString, text: &str) {
         let mut retained = self.retained.lock().unwrap_or_else(PoisonError::into_inner);
         let number = *self.last.borrow() + 1;
         let text = text.chars().take(TEXT_MAX).collect();
         let event = HostEvent { number, time_ms: crate::now_ms(), subject: subject.to_string(), kind, text };
+        self.log.iter().for_each(|log| log.add(&event));
         retained.push_back(event);
         if retained.len() > RETAINED_MAX {
             retained.pop_front();
@@ -53,10 +70,11 @@ impl EventLog {
         let known = known.filter(|number| *number <= *self.last.borrow());
         let after = |event: &&HostEvent| known.is_none_or(|number| event.number > number);
         let mut events: Vec<_> = retained.iter().filter(after).cloned().collect();
-        if let (Some(number), Some(first)) = (known, events.first())
-            && first.number > number + 1
+        // Numbers between two daemons belong to no event, so only the oldest one tells of a gap.
+        if let (Some(number), Some(oldest)) = (known, retained.front())
+            && oldest.number > number + 1
         {
-            let (number, time_ms) = (first.number - 1, first.time_ms);
+            let (number, time_ms) = (oldest.number - 1, oldest.time_ms);
             let text = "earlier events are no longer known".to_owned();
             let missed = HostEvent { number, time_ms, subject: String::new(), kind: EventKind::Missed, text };
             events.insert(0, missed);
@@ -93,6 +111,26 @@ mod tests {
         let gap = log.after(Some(first - 2));
         assert_eq!((gap[0].kind, gap.len()), (EventKind::Missed, RETAINED_MAX + 1));
         assert_eq!(log.after(Some(last + 1)).len(), RETAINED_MAX, "a number of another daemon");
+    }
+
+    #[test]
+    fn events_of_earlier_daemons_are_known_and_numbers_go_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("events/events.jsonl");
+        let ahead = crate::now_ms() + 1_000_000;
+        let before = EventLog::open(path.clone());
+        // The clock of that daemon was ahead.
+        before.last.send_replace(ahead);
+        before.add(EventKind::Takeover, "web", "by beta");
+        let now = EventLog::open(path.clone());
+        now.add(EventKind::Machine, "web", "running");
+        assert_eq!(numbers(&now.after(None)), [ahead + 1, ahead + 2]);
+        assert_eq!(now.after(None)[0].kind, EventKind::Takeover);
+        assert_eq!(numbers(&now.after(Some(ahead + 1))), [ahead + 2]);
+        for number in 0..RETAINED_MAX {
+            now.add(EventKind::Machine, "web", &number.to_string());
+        }
+        assert_eq!(EventLog::open(path).after(None), now.after(None));
     }
 
     #[test]

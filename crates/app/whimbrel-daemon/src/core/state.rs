@@ -72,7 +72,7 @@ impl Core {
                 "the trust list cannot be read; it stays as it is, and no host is trusted"
             );
         }
-        let events = Arc::<EventLog>::default();
+        let events = Arc::new(EventLog::open(directories.events().join("events.jsonl")));
         Ok(Self {
             name,
             directories,

@@ -95,7 +95,7 @@ fn newer(content: &[u8]) -> Vec<u8> {
 fn is_dispensable(file: &str) -> bool {
     file.ends_with("lock")
         || file.ends_with("console.log")
-        || ["audit/", "page-cache", "working-sets/", "store/reserve", "store/leases/"]
+        || ["audit/", "events/", "page-cache", "working-sets/", "store/reserve", "store/leases/"]
             .iter()
             .any(|it| file.starts_with(it))
 }
