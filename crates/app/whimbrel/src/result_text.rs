@@ -20,7 +20,11 @@ fn bucket(freed: ByteSize, capsules: &[BucketCapsule]) -> String {
 /// Formats a result as one line or more.
 pub(crate) fn describe(result: &OperationResult) -> String {
     match result {
-        OperationResult::Checkpoint(report) => capture(report, "the machine keeps running"),
+        OperationResult::Checkpoint(report) => {
+            // A machine that does not run has no pause.
+            let stays = if report.pause_ms > 0.0 { "keeps running" } else { "stays as it was" };
+            capture(report, &format!("the machine {stays}"))
+        }
         OperationResult::Suspend(report) => {
             capture(report, &format!("continue with `whimbrel resume {}`", report.capsule.short()))
         }

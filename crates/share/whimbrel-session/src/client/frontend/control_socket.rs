@@ -288,17 +288,15 @@ fn path_of(text: &str) -> Result<RelPath, String> {
     RelPath::new(inner.as_bytes()).map_err(|error| format!("{text:?}: {error}"))
 }
 
-/// Ends a session; returns why it does not end, or what it leaves behind.
+/// Ends a session; returns why it does not end. What `leave` permits to stay unsent is in the status.
 fn end(session: &Session, leave: bool, ended: &Sender<()>) -> Option<String> {
     let flushed = session.flush();
     if flushed.is_ok() || leave {
         // The receiver ends the mount, unless that has happened.
         let _ = ended.send(());
+        return None;
     }
-    let errno = flushed.err()?;
-    let then =
-        if leave { "the rest stays in the cache" } else { "the session continues with the unsent rest" };
-    Some(format!("{errno}; {then}"))
+    flushed.err().map(|errno| format!("{errno}; the session continues with the unsent rest"))
 }
 
 /// Sends a request to the mount that listens on `path`.
