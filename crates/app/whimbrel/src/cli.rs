@@ -12,7 +12,7 @@ pub(crate) const DEFAULT_SOCKET: &str = "/run/whimbrel/host.sock";
 const GROUPS: [(&str, &str); 10] = [
     (
         "Machines",
-        "launch run apply ssh ps top inspect console display logs exec cp start stop set rename pause unpause balloon dirty-rate delete",
+        "launch run apply ssh ps top inspect console display logs exec cp start stop set edit rename pause unpause balloon dirty-rate delete",
     ),
     (
         "Capsules",
@@ -176,6 +176,7 @@ calls! {
     Start(start::Args),
     Stop(stop::Args),
     Set(set::Args),
+    Edit(edit::Args),
     Rename(rename::Args),
     #[command(alias = "forget")]
     Delete(delete::Args),

@@ -20,11 +20,7 @@ fn bucket(freed: ByteSize, capsules: &[BucketCapsule]) -> String {
 /// Formats a result as one line or more.
 pub(crate) fn describe(result: &OperationResult) -> String {
     match result {
-        OperationResult::Checkpoint(report) => {
-            // A machine that does not run has no pause.
-            let stays = if report.pause_ms > 0.0 { "keeps running" } else { "stays as it was" };
-            capture(report, &format!("the machine {stays}"))
-        }
+        OperationResult::Checkpoint(report) => checkpointed(report),
         OperationResult::Suspend(report) => {
             capture(report, &format!("continue with `whimbrel resume {}`", report.capsule.short()))
         }
@@ -159,6 +155,12 @@ fn slowed_down(slowed: &ThrottleReport) -> String {
         format!("{carried} of disk writes went to both hosts: each waited {waited}, at most {longest}\n")
     });
     stunned + &cpus.unwrap_or_default() + &mirrored.unwrap_or_default()
+}
+
+fn checkpointed(report: &CaptureReport) -> String {
+    // A machine that does not run has no pause.
+    let stays = if report.pause_ms > 0.0 { "keeps running" } else { "stays as it was" };
+    capture(report, &format!("the machine {stays}"))
 }
 
 fn capture(report: &CaptureReport, next: &str) -> String {

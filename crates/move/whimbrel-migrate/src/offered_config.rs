@@ -11,19 +11,10 @@ const TPM: &str = "tpm.";
 const DISPLAY: &str = "display";
 
 pub(crate) fn serialize<S: Serializer>(config: &MachineConfig, to: S) -> Result<S::Ok, S::Error> {
-    let plain = MachineConfig {
-        machine: config.machine.clone(),
-        agent_port: false,
-        firmware: Firmware::Bios,
-        tpm: None,
-        display: false,
-        devices: DeviceModel::Virtio,
-        cdroms: CdromDrives::default(),
-        ..config.clone()
-    };
     let words = words_of(config).into_iter().flatten();
-    let machine = words.fold(plain.machine, |machine, word| format!("{machine}+{word}"));
-    MachineConfig { machine, ..plain }.serialize(to)
+    let machine = words.fold(config.machine.clone(), |machine, word| format!("{machine}+{word}"));
+    // The parts of which the form has no words are left out of it anyway.
+    MachineConfig { machine, ..config.clone() }.serialize(to)
 }
 
 /// In the order in which earlier versions take them away again: the last first.

@@ -52,12 +52,12 @@ pub(crate) struct Args {
 }
 
 /// Options of a machine, each with its place in the file.
-type Options = BTreeMap<Spanned<String>, Value>;
+pub(super) type Options = BTreeMap<Spanned<String>, Value>;
 
 /// How a machine is made.
 #[derive(Debug, Parser)]
 #[command(no_binary_name = true)]
-enum Creation {
+pub(super) enum Creation {
     Launch(Box<launch::Args>),
     Run(Box<run::Args>),
 }
@@ -79,7 +79,7 @@ struct Entry {
     creation: Creation,
 }
 
-enum Step {
+pub(super) enum Step {
     Create(Creation),
     Hardware(Box<SettingsRequest>),
     Publish(PortsRequest),
@@ -89,9 +89,9 @@ enum Step {
 
 /// What was done, or would be, with a machine.
 #[derive(Debug, Serialize)]
-struct Outcome {
-    name: MachineName,
-    steps: Vec<&'static str>,
+pub(super) struct Outcome {
+    pub(super) name: MachineName,
+    pub(super) steps: Vec<&'static str>,
 }
 
 /// What is wrong in a line of the file.
@@ -153,7 +153,7 @@ impl Creation {
 }
 
 impl Step {
-    fn name(&self) -> &'static str {
+    pub(super) fn name(&self) -> &'static str {
         match self {
             Self::Create(_) => "create",
             Self::Hardware(_) => "change its hardware",
@@ -163,7 +163,7 @@ impl Step {
         }
     }
 
-    async fn take(self, context: &Context, name: &MachineName) -> Result<(), CliError> {
+    pub(super) async fn take(self, context: &Context, name: &MachineName) -> Result<(), CliError> {
         let client = &context.client;
         match self {
             Self::Create(Creation::Launch(args)) => args.create(context).await.map(drop),
@@ -203,18 +203,20 @@ fn creation(name: &str, options: &Options) -> Result<Creation, clap::Error> {
         Some(image) => vec!["launch".to_owned(), word(image), name.to_owned()],
         None => vec!["run".to_owned(), name.to_owned()],
     };
-    for (key, value) in options.iter().filter(|(key, _)| key.get_ref() != "image") {
-        let key = key.get_ref();
-        match value {
-            Value::Boolean(true) => words.push(format!("--{key}")),
-            Value::Boolean(false) => {}
-            Value::Array(values) => {
-                words.extend(values.iter().map(|value| format!("--{key}={}", word(value))));
-            }
-            value => words.push(format!("--{key}={}", word(value))),
-        }
-    }
+    words.extend(words_of(options));
     Creation::try_parse_from(words)
+}
+
+/// The options on a command line.
+pub(super) fn words_of(options: &Options) -> Vec<String> {
+    let options = options.iter().map(|(key, value)| (key.get_ref(), value));
+    let words = options.filter(|(key, _)| *key != "image").flat_map(|(key, value)| match value {
+        Value::Boolean(true) => vec![format!("--{key}")],
+        Value::Boolean(false) => Vec::new(),
+        Value::Array(values) => values.iter().map(|value| format!("--{key}={}", word(value))).collect(),
+        value => vec![format!("--{key}={}", word(value))],
+    });
+    words.collect()
 }
 
 fn word(value: &Value) -> String {
@@ -243,23 +245,36 @@ fn steps(
     creation: Creation,
 ) -> Result<Vec<Step>, String> {
     let Some(machine) = machine else { return Ok(vec![Step::Create(creation)]) };
-    let wanted = creation.wanted();
-    let ended = matches!(machine.state, MachineState::Stopped | MachineState::Crashed { .. });
-    let hardware = changed_hardware(machine, &wanted, ended)?;
+    let mut steps = changes(machine, ports, creation.wanted())?;
+    steps.extend(is_ended(machine).then_some(Step::Start));
+    Ok(steps)
+}
+
+/// What is to be changed of a machine, or why it cannot become what is wanted.
+pub(super) fn changes(
+    machine: &MachineInfo,
+    ports: &[PublishedPort],
+    wanted: Wanted,
+) -> Result<Vec<Step>, String> {
+    let hardware = changed_hardware(machine, &wanted)?;
     let ports = changed_ports(&machine.name, ports, &wanted.publish).map(Step::Publish);
     let settings = changed_settings(&machine.settings, wanted.settings).map(Box::new).map(Step::Settings);
-    Ok(hardware.into_iter().chain(ports).chain(settings).chain(ended.then_some(Step::Start)).collect())
+    Ok(hardware.into_iter().chain(ports).chain(settings).collect())
+}
+
+fn is_ended(machine: &MachineInfo) -> bool {
+    matches!(machine.state, MachineState::Stopped | MachineState::Crashed { .. })
 }
 
 /// The change of memory and CPUs, which only a machine that does not run can have.
-fn changed_hardware(machine: &MachineInfo, wanted: &Wanted, ended: bool) -> Result<Option<Step>, String> {
+fn changed_hardware(machine: &MachineInfo, wanted: &Wanted) -> Result<Option<Step>, String> {
     let differing = [
         ("memory", machine.memory.to_string(), wanted.memory.to_string()),
         ("CPUs", machine.cpus.to_string(), wanted.cpus.to_string()),
     ];
     match differing.into_iter().find(|(_, is, should)| is != should) {
         None => Ok(None),
-        Some(_) if ended => {
+        Some(_) if is_ended(machine) => {
             let hardware = HardwareChange {
                 memory: Some(wanted.memory),
                 cpus: Some(wanted.cpus),
@@ -275,14 +290,19 @@ fn changed_hardware(machine: &MachineInfo, wanted: &Wanted, ended: bool) -> Resu
     }
 }
 
-fn changed_ports(name: &MachineName, all: &[PublishedPort], wanted: &[PortRequest]) -> Option<PortsRequest> {
+/// Published ports of a machine, of those of the host.
+pub(super) fn own_ports(name: &MachineName, all: &[PublishedPort]) -> Vec<PortRequest> {
     let of = |port: &PublishedPort| PortRequest {
         listen: port.listen,
         port: port.port,
         guest_port: port.guest_port,
         protocol: port.protocol,
     };
-    let own: Vec<_> = all.iter().filter(|port| port.machine == *name).map(of).collect();
+    all.iter().filter(|port| port.machine == *name).map(of).collect()
+}
+
+fn changed_ports(name: &MachineName, all: &[PublishedPort], wanted: &[PortRequest]) -> Option<PortsRequest> {
+    let own = own_ports(name, all);
     let gone = own.iter().filter(|port| !wanted.contains(port));
     let unpublish: Vec<_> = gone.map(|it| HostPort { port: it.port, protocol: it.protocol }).collect();
     let publish: Vec<_> = wanted.iter().filter(|port| !own.contains(port)).copied().collect();

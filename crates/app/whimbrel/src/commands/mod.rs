@@ -15,6 +15,7 @@ pub(crate) mod dial_stdio;
 pub(crate) mod dirty_rate;
 pub(crate) mod display;
 pub(crate) mod doctor;
+pub(crate) mod edit;
 pub(crate) mod encryption;
 pub(crate) mod evacuate;
 pub(crate) mod events;

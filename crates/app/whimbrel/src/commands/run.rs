@@ -42,7 +42,7 @@ pub(crate) struct Args {
     /// (repeatable)
     #[arg(long = "cdrom", value_name = "FILE", value_parser = absolute)]
     cdroms: Vec<PathBuf>,
-    /// What it boots from first, if that boots: its disks, or its CD-ROMs
+    /// Devices to try first at the boot: the disks, or the CD-ROMs
     #[arg(long, value_name = "DEVICES", default_value = "disk", requires = "cdroms")]
     boot: BootOrderArg,
     /// Size of the guest memory

@@ -83,7 +83,7 @@ struct HardwareArgs {
     /// Take all CD-ROMs out
     #[arg(long, group = "change")]
     eject: bool,
-    /// What it boots from first, if that boots: its disks, or its CD-ROMs
+    /// Devices to try first at the boot: the disks, or the CD-ROMs
     #[arg(long, value_name = "DEVICES", group = "change")]
     boot: Option<BootOrderArg>,
     /// Empty disk of this size to add (repeatable)

@@ -93,7 +93,7 @@ impl Daemon {
 pub(crate) fn whimbrel(arguments: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_whimbrel"));
     command.args(arguments.split_whitespace()).env("COLUMNS", "100").env_remove("WHIMBREL_SOCKET");
-    command.env_remove("WHIMBREL_LOG").stdin(Stdio::null());
+    command.env_remove("WHIMBREL_LOG").env_remove("VISUAL").env("EDITOR", "true").stdin(Stdio::null());
     command
 }
 
@@ -111,6 +111,7 @@ fn router(script: Arc<Script>) -> Router {
     let capsule = |State(script): State<Arc<Script>>| async move { Json(script.capsule()) };
     let done = || async { StatusCode::NO_CONTENT };
     Router::new()
+        .route("/v1/networks", get(|| async { Json(Vec::<()>::new()) }))
         .route(routes::HOST, get(host))
         .route(routes::HOSTS, get(hosts))
         .route(routes::USAGE, get(|| async { Json(usage()) }))

@@ -14,6 +14,7 @@ const VERBS: &[&str] = &[
     "upgrade web",
     "inspect web",
     "set web --autostart 1 --restart always:3 --label tier=front --unlabel owner",
+    "edit web",
     "rename old web",
     "logs web --bytes 4K",
     "logs web -f",
