@@ -62,3 +62,71 @@ fn a_stopped_machine_gets_other_hardware_and_goes_on_with_its_disks() {
     let info = alpha.json(&["inspect", "web"]);
     assert_eq!((info["cpus"].as_u64(), info["display"].as_bool()), (Some(1), None), "{info}");
 }
+
+/// Sizes of the disks of `web` in MiB.
+fn disk_sizes(host: &HostProcess) -> Vec<u64> {
+    let info = host.json(&["inspect", "web"]);
+    let sizes = info["disks"].as_array().expect("disks").iter().map(|disk| disk["size"].as_u64());
+    sizes.map(|size| size.expect("a size") >> 20).collect()
+}
+
+#[test]
+fn a_disk_becomes_larger_where_it_is_and_keeps_what_it_has() {
+    let mut cluster = Cluster::start(&["alpha", "beta"]);
+    let alpha = cluster.host("alpha");
+    Guest { address: None, ..Guest::small("web") }.run(&cluster, alpha);
+    let up = |host: &HostProcess| {
+        let mut guest = console(host, "web");
+        guest.wait_ready(PATIENCE).expect("a guest that is up");
+        let found = guest.check().expect("an answer");
+        assert!(!matches!(found.disk, CheckResult::Bad), "{found:?}");
+        guest.write(50).expect("more writes");
+        let found = guest.check().expect("an answer");
+        assert!(matches!(found.disk, CheckResult::Good(_)), "{found:?}");
+        found
+    };
+    up(alpha);
+    let refusal = alpha.refuse(&["set", "web", "--disk-size", "48M"]);
+    assert!(refusal.text.contains("must be stopped"), "{refusal:?}");
+
+    // Over a file of the host. The daemon dies between the change and the start.
+    alpha.run(&["stop", "web", "--kill"]);
+    for (size, why) in [("31M", "not smaller"), ("1=48M", "no disk 1")] {
+        let refusal = alpha.refuse(&["set", "web", "--disk-size", size]);
+        assert!(refusal.text.contains(why), "{refusal:?}");
+    }
+    alpha.run(&["set", "web", "--disk-size", "48M"]);
+    cluster.host_mut("alpha").kill_daemon();
+    cluster.host_mut("alpha").start_daemon();
+    let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));
+    alpha.run(&["start", "web"]);
+    let before = up(alpha);
+    assert_eq!(disk_sizes(alpha), [48]);
+    alpha.run(&["suspend", "web"]);
+    alpha.run(&["resume", "web"]);
+    assert_same_life(&before, &console(alpha, "web").check().expect("an answer"));
+
+    // Over an image of the store.
+    up(alpha);
+    alpha.run(&["stop", "web", "--kill"]);
+    alpha.run(&["set", "web", "--disk-size", "96M"]);
+    alpha.run(&["checkpoint", "web", "--disks-only", "--tag", "off"]);
+    alpha.run(&["start", "web"]);
+    up(alpha);
+    alpha.run(&["checkpoint", "web", "--tag", "large"]);
+    let before = up(alpha);
+    alpha.run(&["migrate", "web", "beta"]);
+    assert_same_life(&before, &console(beta, "web").check().expect("an answer"));
+    assert_eq!(disk_sizes(beta), [96]);
+    beta.run(&["stop", "web", "--kill"]);
+    beta.run(&["set", "web", "--disk-size", "128M"]);
+    beta.run(&["start", "web"]);
+    up(beta);
+    alpha.run(&["derive", "off", "web"]);
+    up(alpha);
+    alpha.run(&["stop", "web", "--kill"]);
+    alpha.run(&["delete", "web"]);
+    alpha.run(&["resume", "large", "--name", "web"]);
+    up(alpha);
+    assert_eq!((disk_sizes(alpha), disk_sizes(beta)), (vec![96], vec![128]));
+}

@@ -86,8 +86,8 @@ pub use schedule::{
     Retention, ScheduleInfo, ScheduleReport, ScheduleRequest, ScheduleRunRequest, ScheduledRun, ScheduledWork,
 };
 pub use settings::{
-    Autostart, HardwareChange, MachineSettings, RESTARTS_MAX, RenameRequest, RestartInfo, RestartPolicy,
-    RestartRule, SettingsRequest,
+    Autostart, DiskSize, HardwareChange, MachineSettings, RESTARTS_MAX, RenameRequest, RestartInfo,
+    RestartPolicy, RestartRule, SettingsRequest,
 };
 pub use token::{CallerInfo, NewToken, Role, RoleError, TokenInfo, TokenRequest};
 pub use transfer::{

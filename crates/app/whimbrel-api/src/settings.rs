@@ -152,6 +152,9 @@ pub struct HardwareChange {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub devices: Option<DeviceModel>,
+    /// Disks that become larger; what is added reads as zeros.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub disk_sizes: Vec<DiskSize>,
     /// Whether all CD-ROM drives are taken away.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub eject: bool,
@@ -172,6 +175,17 @@ pub struct HardwareChange {
     /// Hardware addresses of network ports to remove.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub remove_nics: Vec<String>,
+}
+
+/// Size that a disk gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DiskSize {
+    /// Index of the disk, from 0.
+    pub disk: u32,
+    /// Size of the disk, at least that which it has.
+    #[schema(value_type = u64)]
+    pub size: ByteSize,
 }
 
 impl HardwareChange {

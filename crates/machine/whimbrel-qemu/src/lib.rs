@@ -36,7 +36,7 @@ pub use guest_agent::{
 pub use image::{Conversion, ImageError, ImageFormat};
 pub use launch::{
     LaunchError, LaunchSpec, MAX_DISKS, MAX_NICS, MAX_SATA, RamBacking, Sharing, SpecError, TapDevices,
-    Vmgenid, display_in, sata_disks,
+    Vmgenid, display_in, guest_disks, sata_disks,
 };
 pub use machine::{BalloonStats, Qemu, QemuDescriptors, QemuState, Status, VmIdentity};
 pub use machine_user::MachineUser;

@@ -22,8 +22,12 @@ impl Core {
         index: usize,
         disk: &dyn Device,
     ) -> Option<PageAlignment> {
-        if let Some(DiskBase::Image { cuts, .. }) = record.bases.get(index) {
-            return cuts.clone();
+        if let Some(DiskBase::Image { cuts, size, .. }) = record.bases.get(index) {
+            return match size {
+                None => cuts.clone(),
+                // What follows the last border of a smaller image becomes longer.
+                Some(_) => cuts.as_ref().and_then(|it| PageAlignment::new(disk.size(), it.changes()).ok()),
+            };
         }
         let former = record.last.or(record.origin).and_then(|id| self.store.manifest(&id).ok());
         let image = former.as_ref().and_then(|former| former.image(&format!("disk{index}")));
@@ -42,7 +46,7 @@ pub(crate) fn first_alignment(disk: &dyn Device) -> Option<PageAlignment> {
 pub(crate) fn disk_bases(manifest: &Manifest) -> Vec<DiskBase> {
     let base = |disk| match manifest.image(&format!("disk{disk}")) {
         Some(image) => match image.root {
-            Some(root) => DiskBase::Image { root, cuts: image.cuts.clone() },
+            Some(root) => DiskBase::image(root, image.cuts.clone()),
             None => DiskBase::Blank,
         },
         None => DiskBase::Blank,

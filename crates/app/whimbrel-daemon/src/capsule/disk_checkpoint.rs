@@ -110,10 +110,11 @@ impl Daemon {
         let cuts = self.alignment_for(record, index, disk.device());
         let mut pages = disk.pages(cuts.as_ref())?;
         let owned = || image_pages(cuts.as_ref(), disk.allocated_pages());
-        let (root, wanted): (_, Option<PageSet>) = match base {
-            DiskBase::Image { root, .. } => (Some(*root), owned()),
-            DiskBase::Blank => (None, owned()),
-            DiskBase::File { .. } => (None, None),
+        let (root, wanted): (_, Option<PageSet>) = match (base, base.whole_image()) {
+            (_, Some((root, _))) => (Some(*root), owned()),
+            (DiskBase::Blank, _) => (None, owned()),
+            // Every page is read of a file, and of an image that has another number of pages.
+            (DiskBase::File { .. } | DiskBase::Image { .. }, None) => (None, None),
         };
         let wanted = wanted.map_or_else(|| pages.populated().map_err(failed), Ok)?;
         let mut image = writer.image(root, pages.page_count()).map_err(&write)?;

@@ -150,10 +150,10 @@ impl Core {
         for (index, disk_base) in turn.record.bases.iter().enumerate() {
             let name = format!("disk{index}");
             let (Some(old), Some(new)) = (base.image(&name), update.image(&name)) else { continue };
-            let begun_as = match disk_base {
-                DiskBase::Image { root, cuts } if *cuts == old.cuts => Some(*root),
-                DiskBase::Blank => None,
-                DiskBase::Image { .. } | DiskBase::File { .. } => continue,
+            let begun_as = match (disk_base, disk_base.whole_image()) {
+                (_, Some((root, cuts))) if cuts == old.cuts.as_ref() => Some(*root),
+                (DiskBase::Blank, _) => None,
+                (DiskBase::Image { .. } | DiskBase::File { .. }, _) => continue,
             };
             let owned = image_pages(old.cuts.as_ref(), self.allocated_pages(turn, index)?);
             let alike =

@@ -2,7 +2,8 @@
 //! ports.
 //!
 //! No device state is lost, since there is none: the next start boots the machine with what it has then.
-//! Disks keep their places, so that overlays and capsules go on with them; new ones come after them, empty.
+//! Disks keep their places, so that overlays and capsules go on with them; new ones come after them, empty, and
+//! those that become larger have zeros at their end.
 //! Media of CD-ROM drives come last, and disks are added only while there are none.
 
 use crate::{
@@ -10,15 +11,15 @@ use crate::{
     daemon::{Daemon, nic_of},
     machine::{
         firmware::has_display,
-        new_disks::{self, NewDisks, check_count, set_boot_order},
+        new_disks::{self, DISK_MAX, NewDisks, check_count, empty_disk, set_boot_order},
         record::{Phase, Record},
     },
     network::tunnel::home::mac_of,
 };
 use std::{collections::BTreeSet, sync::Arc};
-use whimbrel_api::{BootOrder, HardwareChange};
+use whimbrel_api::{BootOrder, DiskSize, HardwareChange};
 use whimbrel_core::{ByteSize, CdromDrives, MachineConfig};
-use whimbrel_qemu::MAX_NICS;
+use whimbrel_qemu::{MAX_NICS, guest_disks};
 use whimbrel_vm::StoppedDisk;
 
 const MEMORY_STEP: u64 = 1 << 20;
@@ -84,6 +85,7 @@ impl Daemon {
         if change.eject {
             eject(record);
         }
+        change.disk_sizes.iter().try_for_each(|wanted| grow_disk(record, *wanted))?;
         let old = record.config.disks.len();
         let mut new = NewDisks::of(&[], &change.add_disks)?;
         let cdroms = &mut record.config.cdroms;
@@ -104,6 +106,27 @@ impl Daemon {
         }
         Ok(())
     }
+}
+
+/// Makes a disk larger. The overlay grows when it is opened next, so that the record alone decides.
+fn grow_disk(record: &mut Record, wanted: DiskSize) -> Result<(), DaemonError> {
+    let (index, config) = (wanted.disk as usize, &mut record.config);
+    let is_own = guest_disks(config).any(|disk| disk == index) && !config.cdroms.has(index);
+    let (Some(base), true) = (record.bases.get_mut(index), is_own) else {
+        return Err(DaemonError::invalid(format!("it has no disk {index} that could become larger")));
+    };
+    let now = config.disks[index].size;
+    let size = empty_disk(&wanted.size)?.0.size;
+    if size < now {
+        let reason =
+            format!("disk {index} has {now}: it can become larger, up to {DISK_MAX}, and not smaller");
+        return Err(DaemonError::invalid(reason));
+    }
+    if size > now {
+        *base = base.clone().of_larger_disk(now.0);
+        config.disks[index].size = size;
+    }
+    Ok(())
 }
 
 /// Takes away the CD-ROM drives. Their media are the last disks; overlays of them stay until another disk
@@ -168,6 +191,30 @@ mod tests {
         assert!(change_nics(&mut both.clone(), &added).is_err(), "an address that it has");
         let wrong = HardwareChange { remove_nics: vec![], ..change("", Some("52:54:00")) };
         assert!(change_nics(&mut both, &wrong).is_err(), "no address");
+    }
+
+    #[test]
+    fn a_disk_of_the_guest_becomes_larger_and_nothing_else_does() {
+        use crate::machine::record::DiskBase;
+        use whimbrel_core::{Digest, DiskConfig};
+        let disks = vec![DiskConfig { size: ByteSize(8192) }; 3];
+        let cdroms = CdromDrives { disks: vec![2], first: false };
+        let config = MachineConfig { disks, cdroms, tpm: Some(1), ..config(&[]) };
+        let bases = vec![DiskBase::image(Digest([1; 32]), None), DiskBase::Blank, DiskBase::Blank];
+        let mut record = Record::new("web".parse().unwrap(), config, bases);
+        let grow =
+            |record: &mut Record, disk, size| grow_disk(record, DiskSize { disk, size: ByteSize(size) });
+        for (disk, size) in
+            [(0, 8191 - 4096), (0, DISK_MAX.0 + 1), (0, 0), (1, 16384), (2, 16384), (3, 16384)]
+        {
+            assert!(grow(&mut record, disk, size).is_err(), "{disk} {size}");
+        }
+        grow(&mut record, 0, 8192).unwrap();
+        assert!(record.bases[0].whole_image().is_some(), "it has that size already");
+        grow(&mut record, 0, 12000).unwrap();
+        grow(&mut record, 0, 1 << 20).unwrap();
+        assert_eq!(record.config.disks[0].size, ByteSize(1 << 20));
+        assert!(matches!(record.bases[0], DiskBase::Image { size: Some(8192), .. }));
     }
 
     #[test]

@@ -300,7 +300,7 @@ mod tests {
             let mut record = record(&format!("m{number}"), phase.clone());
             if !matches!(phase, Phase::Suspended { .. } | Phase::Given { .. }) {
                 record.origin = Some(id);
-                record.bases = vec![DiskBase::Image { root: root.expect("a root"), cuts: None }];
+                record.bases = vec![DiskBase::image(root.expect("a root"), None)];
             }
             host.machines.insert(Machine::new(record, None));
             needed.push((id, phase));

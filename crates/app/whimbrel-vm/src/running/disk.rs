@@ -21,7 +21,8 @@ use std::{
 use whimbrel_alignment::PageAlignment;
 use whimbrel_block::{
     AlignedPageView, AlignedPages, AlignmentMismatch, Cow, Device, DiskPages, FileDevice, MirrorLayer,
-    OverlayDir, OverlayFiles, OverlayState, Padded, RawDisk, TrackedDevice, WriteThrottle, ZeroDevice,
+    OverlayDir, OverlayError, OverlayFiles, OverlayKey, OverlayState, Padded, RawDisk, TrackedDevice,
+    WriteThrottle, ZeroDevice,
 };
 use whimbrel_capture::{Consumer, DirtyLog};
 use whimbrel_core::{Digest, PAGE_SIZE, PageRun, PageSet};
@@ -159,7 +160,7 @@ impl RunningDisk {
         let key = setup.images.overlay_key();
         let cow = match overlay {
             Overlay::New => Cow::create_with_key(&place, base, id, key.as_ref()),
-            Overlay::Existing => Cow::open_with_key(&place, base, id, key.as_ref()),
+            Overlay::Existing => open_grown(&place, (base, id), key.as_ref()),
         };
         let cow = cow.map_err(|source| failed(source.into()))?;
         Self::over((setup, index), cow, (remote, file), slot)
@@ -347,7 +348,7 @@ impl StoppedDisk {
         let name = format!("disk{index}");
         let failed = |source| RunningError::Disk { disk: name.clone(), source };
         let (base, base_id) = open_base(stored_in(store), base, size).map_err(failed)?;
-        let cow = Cow::open_with_key(&dirs.overlay(&name), base, base_id, overlay_key(store).as_ref());
+        let cow = open_grown(&dirs.overlay(&name), (base, base_id), overlay_key(store).as_ref());
         let cow = Arc::new(cow.map_err(|source| failed(source.into()))?);
         let tracked = Arc::new(TrackedDevice::new(cow.clone()));
         Ok(Self { name, cow, tracked })
@@ -397,6 +398,16 @@ impl StoppedDisk {
     }
 }
 
+/// Opens an overlay that nobody uses. If its disk has become larger meanwhile, it grows first.
+fn open_grown(
+    place: &OverlayDir,
+    (base, id): (Arc<dyn Device>, Digest),
+    key: Option<&OverlayKey>,
+) -> Result<Cow, OverlayError> {
+    Cow::grow(place, base.size(), id, key)?;
+    Cow::open_with_key(place, base, id, key)
+}
+
 /// Opener of images that are wholly in a store.
 fn stored_in(store: &Store) -> impl FnOnce(Digest, u64) -> Arc<dyn Device> {
     |root, pages| Arc::new(StoredDisk::new(store.image(Some(root), pages).with_remote_fetch(None)))
@@ -434,16 +445,26 @@ pub(super) fn open_base(
             let file = BaseFile::open(path)?;
             (file.device(size)?, file.id)
         }
-        DiskBase::Image { root, cuts: None } => (over(*root, size / PAGE_SIZE as u64), *root),
-        DiskBase::Image { root, cuts: Some(cuts) } => {
-            // Alignment and size come from a manifest, which may be forged.
-            if cuts.size() != size {
-                return Err(AlignmentMismatch { expected: cuts.size(), found: size }.into());
-            }
-            let pages = over(*root, cuts.page_count());
-            (Arc::new(RawDisk::new(pages, cuts.clone())?), content_id(root, cuts))
+        DiskBase::Image { root, cuts, size: smaller } => {
+            let (image, id) = open_image(over, (root, cuts.as_ref()), smaller.unwrap_or(size))?;
+            (if smaller.is_some() { Arc::new(Padded::new(image, size)?) } else { image }, id)
         }
     })
+}
+
+/// Opens an image of `size` bytes as a disk. Returns it with a digest that names its content.
+fn open_image(
+    over: impl FnOnce(Digest, u64) -> Arc<dyn Device>,
+    (root, cuts): (&Digest, Option<&PageAlignment>),
+    size: u64,
+) -> Result<(Arc<dyn Device>, Digest), Cause> {
+    let Some(cuts) = cuts else { return Ok((over(*root, size / PAGE_SIZE as u64), *root)) };
+    // Alignment and size come from a manifest, which may be forged.
+    if cuts.size() != size {
+        return Err(AlignmentMismatch { expected: cuts.size(), found: size }.into());
+    }
+    let pages = over(*root, cuts.page_count());
+    Ok((Arc::new(RawDisk::new(pages, cuts.clone())?), content_id(root, cuts)))
 }
 
 /// Names the content of an aligned disk: the pages alone do not tell where their bytes are on it.

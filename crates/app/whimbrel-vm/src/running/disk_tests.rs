@@ -48,7 +48,7 @@ fn cut(disk: &[u8], cuts: &PageAlignment) -> Vec<u8> {
 fn base(disk: &[u8], cuts: &PageAlignment) -> (Arc<dyn Device>, Digest) {
     let pages = cut(disk, cuts);
     let root = Digest::of(&pages);
-    let base = DiskBase::Image { root, cuts: Some(cuts.clone()).filter(|cuts| !cuts.is_identity()) };
+    let base = DiskBase::image(root, Some(cuts.clone()).filter(|cuts| !cuts.is_identity()));
     let over = |asked, count: u64| -> Arc<dyn Device> {
         assert_eq!((asked, count * PAGE_SIZE as u64), (root, pages.len() as u64));
         Arc::new(MemDevice::new(pages.clone()))
@@ -122,7 +122,7 @@ fn an_overlay_is_not_taken_for_one_over_the_same_pages_cut_otherwise() {
     let over =
         |_, count: u64| -> Arc<dyn Device> { Arc::new(MemDevice::new(vec![0; count as usize * PAGE_SIZE])) };
     for cuts in [None, Some(other)] {
-        let base = DiskBase::Image { root, cuts };
+        let base = DiskBase::image(root, cuts);
         let (wrong, wrong_id) = open_base(over, &base, SIZE).unwrap();
         assert!(Cow::open(&place, wrong, wrong_id).is_err());
     }
@@ -132,7 +132,7 @@ fn an_overlay_is_not_taken_for_one_over_the_same_pages_cut_otherwise() {
 #[test]
 fn cuts_of_a_disk_of_another_size_are_refused() {
     let never = |_, _| -> Arc<dyn Device> { panic!("nothing is to be read") };
-    let base = DiskBase::Image { root: Digest([7; 32]), cuts: Some(cuts([(0, 0), (63, 7)])) };
+    let base = DiskBase::image(Digest([7; 32]), Some(cuts([(0, 0), (63, 7)])));
     assert!(open_base(never, &base, SIZE + PAGE_SIZE as u64).is_err());
 }
 
@@ -145,7 +145,7 @@ fn pages_that_are_read_from_afar_are_noted_as_the_pages_of_the_image() {
         let stored = Arc::new(MemDevice::new(pages.clone()));
         patient.insert(Arc::new(RemoteDisk::new(stored, Arc::default()))).clone()
     };
-    let base = DiskBase::Image { root: Digest([7; 32]), cuts: Some(cuts.clone()) };
+    let base = DiskBase::image(Digest([7; 32]), Some(cuts.clone()));
     let (disk, _) = open_base(over, &base, SIZE).unwrap();
     let file_page = 63 * SECTOR..63 * SECTOR + PAGE_SIZE as u64;
     let mut out = [0; PAGE_SIZE];

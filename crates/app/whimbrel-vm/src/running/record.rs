@@ -21,9 +21,36 @@ pub enum DiskBase {
         /// Alignment of its pages; none if they start at byte 0.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cuts: Option<PageAlignment>,
+        /// Bytes of the image, if the disk has become larger; the rest of the disk is zeros.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        size: Option<u64>,
     },
     /// Nothing: reads as zeros.
     Blank,
+}
+
+impl DiskBase {
+    /// An image that is as large as the disk.
+    pub fn image(root: Digest, cuts: Option<PageAlignment>) -> Self {
+        Self::Image { root, cuts, size: None }
+    }
+
+    /// The image beneath a disk that has the size of the image.
+    pub fn whole_image(&self) -> Option<(&Digest, Option<&PageAlignment>)> {
+        match self {
+            Self::Image { root, cuts, size: None } => Some((root, cuts.as_ref())),
+            _ => None,
+        }
+    }
+
+    /// The base of the disk once that is larger than `size`, its bytes so far.
+    pub fn of_larger_disk(self, size: u64) -> Self {
+        match self {
+            Self::Image { root, cuts, size: None } => Self::Image { root, cuts, size: Some(size) },
+            // A file is padded with zeros, and so is an image that was smaller already.
+            other => other,
+        }
+    }
 }
 
 /// The QEMU process of a machine.
@@ -64,11 +91,13 @@ mod tests {
         let root = Digest([7; 32]);
         let old = format!(r#"{{"kind":"image","root":"{root}"}}"#);
         let base: DiskBase = serde_json::from_str(&old).unwrap();
-        assert_eq!(base, DiskBase::Image { root, cuts: None });
+        assert_eq!(base, DiskBase::image(root, None));
         assert_eq!(serde_json::to_string(&base).unwrap(), old);
-        let cut = DiskBase::Image { root, cuts: Some("0180804000ff03".parse().unwrap()) };
+        let cut = DiskBase::image(root, Some("0180804000ff03".parse().unwrap()));
         let text = serde_json::to_string(&cut).unwrap();
         assert!(text.contains(r#""cuts":"0180804000ff03""#), "{text}");
         assert_eq!(serde_json::from_str::<DiskBase>(&text).unwrap(), cut);
+        let larger = cut.of_larger_disk(4096).of_larger_disk(8192);
+        assert!(matches!(larger, DiskBase::Image { size: Some(4096), .. }) && larger.whole_image().is_none());
     }
 }

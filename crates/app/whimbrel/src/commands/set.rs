@@ -4,7 +4,7 @@ use crate::{
     argument_types::{AutostartArg, DurationArg, LabelArg, NicArg, RestartArg, absolute},
     context::Context,
     error::CliError,
-    hardware_args::{BootOrderArg, DevicesArg},
+    hardware_args::{BootOrderArg, DevicesArg, DiskSizeArg},
     machine_text,
     settings_args::autostart_of,
 };
@@ -20,6 +20,7 @@ Examples:
   whimbrel set web --autostart no --restart no
   whimbrel set web --label tier=front --unlabel owner --note 'moves to beta in May'
   whimbrel stop web && whimbrel set web --memory 4G --cpus 4 && whimbrel start web
+  whimbrel set web --disk-size 40G                        the guest then makes its file system larger
   whimbrel set web --add-disk 50G --add-net lan1 --display yes
   whimbrel set desk --eject                               after the installation
   whimbrel set desk --cdrom rescue.iso --boot cdrom
@@ -86,6 +87,9 @@ struct HardwareArgs {
     /// Devices to try first at the boot: the disks, or the CD-ROMs
     #[arg(long, value_name = "DEVICES", group = "change")]
     boot: Option<BootOrderArg>,
+    /// Size for a disk that becomes larger: the first one, or that of a number from 0 (repeatable)
+    #[arg(long = "disk-size", value_name = "[DISK=]SIZE", group = "change")]
+    disk_sizes: Vec<DiskSizeArg>,
     /// Empty disk of this size to add (repeatable)
     #[arg(long, value_name = "SIZE", group = "change")]
     add_disk: Vec<ByteSize>,
@@ -105,6 +109,7 @@ impl HardwareArgs {
             cpu: self.cpu,
             display: self.display,
             devices: self.devices.map(Into::into),
+            disk_sizes: self.disk_sizes.into_iter().map(|disk| disk.0).collect(),
             eject: self.eject,
             add_cdroms: self.cdroms,
             boot_order: self.boot.map(Into::into),

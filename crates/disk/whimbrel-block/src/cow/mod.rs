@@ -32,7 +32,9 @@ pub use format::HeaderError;
 pub use overlay_files::{OverlayDir, OverlayError, OverlayFiles, OverlayKey};
 
 use crate::device::push_extent;
-use crate::{BlockError, Device, Extent, FileDevice, group_commit::GroupCommit, range_lock::RangeLock};
+use crate::{
+    BlockError, Device, Extent, FileDevice, ZeroDevice, group_commit::GroupCommit, range_lock::RangeLock,
+};
 use crate::{latch::Latch, tracked_device::pages_of};
 use allocation::AllocationMap;
 use data::OverlayData;
@@ -108,6 +110,34 @@ impl Cow {
     ) -> Result<Self, OverlayError> {
         let size = page_aligned(&*base)?;
         Self::over(place, base, place.open(size, base_id, key)?)
+    }
+
+    /// Makes an overlay that nobody uses as large as its disk has become; what is added is not allocated.
+    /// Nothing happens to one that is not smaller than `size`, a multiple of the page size. Whatever
+    /// interrupts it, the overlay has its former size or the new one, and all acknowledged writes.
+    ///
+    /// # Errors
+    /// Those of opening it, or if a write fails.
+    pub fn grow(
+        place: &OverlayDir,
+        size: u64,
+        base_id: Digest,
+        key: Option<&OverlayKey>,
+    ) -> Result<(), OverlayError> {
+        let now = place.size()?;
+        if now >= size {
+            return Ok(());
+        }
+        // What the base has does not matter to a flush.
+        let base = Arc::new(ZeroDevice { size: now });
+        let before = Self::over(place, base, place.open(now, base_id, key)?)?;
+        let fail = |source: BlockError| {
+            let (path, source) = (place.dir.clone(), io::Error::other(source));
+            OverlayError::Io { action: "flush", path, source }
+        };
+        before.flush().map_err(fail)?;
+        drop(before);
+        place.enlarge(size)
     }
 
     fn over(place: &OverlayDir, base: Arc<dyn Device>, opened: OpenedOverlay) -> Result<Self, OverlayError> {

@@ -250,6 +250,23 @@ impl OverlayDir {
         self.finish(data, durable, header, keys)
     }
 
+    /// Size of the disk, as the overlay was created or grew last.
+    pub(super) fn size(&self) -> Result<u64, OverlayError> {
+        Ok(open_bitmap(&self.durable(), OpenOptions::new().read(true))?.1.size)
+    }
+
+    /// Makes the overlay as large as its disk has become, durably. Every write that was acknowledged must be
+    /// durable: the live bitmap is made anew from the durable one.
+    pub(super) fn enlarge(&self, size: u64) -> Result<(), OverlayError> {
+        let data = self.open_data(&mut OpenOptions::new())?;
+        let (durable, header) = open_bitmap(&self.durable(), OpenOptions::new().read(true))?;
+        // Data beyond the size that the header says is what an interrupted growth left: nothing.
+        io_at("size", &self.data(), data.set_len(size))?;
+        io_at("sync", &self.data(), data.sync_all())?;
+        write_new(&self.durable(), &Header { size, ..header }, Some(&durable))?;
+        io_at("sync", &self.dir, sync_dir(&self.dir))
+    }
+
     /// Checks what can be known of the overlay without opening it, and changes nothing: the header of its
     /// bitmap and the sizes of its files.
     ///

@@ -106,6 +106,46 @@ fn a_damaged_bitmap_is_refused_and_not_guessed_at() {
 }
 
 #[test]
+fn an_overlay_grows_with_what_was_acknowledged_and_is_zeros_beyond() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, key) = (place(&dir), OverlayKey([7; 32]));
+    let base = |size| Arc::new(ZeroDevice { size });
+    let open = |size| Cow::open_with_key(&place, base(size), Digest([1; 32]), Some(&key));
+    let cow = Cow::create_with_key(&place, base(SIZE), Digest([1; 32]), Some(&key)).unwrap();
+    cow.write_at(4096, &[1; 4096]).unwrap();
+    cow.flush().unwrap();
+    // Acknowledged, and in no durable bitmap yet.
+    cow.write_at(SIZE - 4096, &[2; 4096]).unwrap();
+    let grow = |size, base| Cow::grow(&place, size, base, Some(&key));
+    assert!(matches!(grow(2 * SIZE, Digest([1; 32])), Err(OverlayError::InUse { .. })));
+    drop(cow);
+    assert!(matches!(grow(2 * SIZE, Digest([2; 32])), Err(OverlayError::OtherBase { .. })));
+    assert!(Cow::grow(&place, 2 * SIZE, Digest([1; 32]), None).is_err(), "without its key");
+    open(SIZE).expect("the former size after refusals");
+    // A growth that was interrupted before its last step.
+    fs::OpenOptions::new().write(true).open(place.dir.join("data")).unwrap().set_len(2 * SIZE).unwrap();
+    for size in [2 * SIZE, SIZE, 16 * SIZE] {
+        grow(size, Digest([1; 32])).unwrap();
+    }
+    assert!(matches!(open(SIZE), Err(OverlayError::OtherBase { .. })));
+    for written in [0, 3] {
+        let cow = open(16 * SIZE).unwrap();
+        let pages: Vec<_> = cow.allocated().iter().collect();
+        let last = SIZE / 4096 - 1;
+        let expected = [Some(1), Some(last), (written > 0).then_some(16 * SIZE / 4096 - 1)];
+        assert_eq!(pages, expected.into_iter().flatten().collect::<Vec<_>>());
+        let read = |offset| {
+            let mut page = [9; 4096];
+            cow.read_at(offset, &mut page).unwrap();
+            page
+        };
+        assert_eq!((read(4096), read(SIZE - 4096)), ([1; 4096], [2; 4096]));
+        assert_eq!((read(SIZE), read(16 * SIZE - 4096)), ([0; 4096], [written; 4096]));
+        cow.write_at(16 * SIZE - 4096, &[3; 4096]).unwrap();
+    }
+}
+
+#[test]
 fn a_live_bitmap_of_another_boot_does_not_count() {
     let dir = tempfile::tempdir().unwrap();
     let place = place(&dir);

@@ -9,6 +9,6 @@ mod spec;
 
 pub use spec::{
     LaunchError, LaunchSpec, MAX_DISKS, MAX_NICS, MAX_SATA, RamBacking, Sharing, SpecError, TapDevices,
-    Vmgenid, display_in, sata_disks,
+    Vmgenid, display_in, guest_disks, sata_disks,
 };
 pub(crate) use spec::{agent_in, guest_in, log_in, qmp_in};

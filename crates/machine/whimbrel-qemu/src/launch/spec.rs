@@ -289,7 +289,7 @@ fn variables(config: &MachineConfig) -> Option<usize> {
 }
 
 /// Disks that the guest has, in their order: not those that are flash memory or the state of a TPM.
-pub(super) fn guest_disks(config: &MachineConfig) -> impl Iterator<Item = usize> {
+pub fn guest_disks(config: &MachineConfig) -> impl Iterator<Item = usize> {
     let is_hidden = |disk: usize| variables(config) == Some(disk) || config.tpm == u32::try_from(disk).ok();
     (0..config.disks.len()).filter(move |disk| !is_hidden(*disk))
 }

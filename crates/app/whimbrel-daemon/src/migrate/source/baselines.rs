@@ -109,8 +109,8 @@ impl Core {
             return Ok(MayDiffer::These(to_disk(unseen)));
         }
         if let Some(disk) = disk
-            && let Some(DiskBase::Image { root, cuts }) = parts.record.bases.get(disk)
-            && (Some(*root), cuts) == (image.root, &image.cuts)
+            && let Some((root, cuts)) = parts.record.bases.get(disk).and_then(DiskBase::whole_image)
+            && (Some(*root), cuts) == (image.root, image.cuts.as_ref())
         {
             return Ok(MayDiffer::These(parts.disks[disk].allocated_pages()));
         }

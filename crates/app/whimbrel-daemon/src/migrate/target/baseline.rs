@@ -76,7 +76,7 @@ fn bases_from_capsule(offer: &Offer, manifest: &Manifest) -> Option<Vec<DiskBase
     let base = |(index, disk): (usize, &whimbrel_core::DiskConfig)| {
         let image = manifest.image(&format!("disk{index}")).filter(|image| image.size() == disk.size.0)?;
         Some(match image.root {
-            Some(root) => DiskBase::Image { root, cuts: image.cuts.clone() },
+            Some(root) => DiskBase::image(root, image.cuts.clone()),
             None => DiskBase::Blank,
         })
     };
