@@ -82,12 +82,14 @@ fn files(folder: &Path) -> Vec<std::path::PathBuf> {
     all
 }
 
-/// Bytes from the middle of pages of noise, which no compression changes.
+/// Bytes from the middle of pages of noise, which no compression changes. A page of programs may have as many
+/// values, and zeros in its middle, which are everywhere.
 fn samples(file: &Path) -> Samples {
     let bytes = fs::read(file).expect("a file to take samples of");
-    let is_noise = |page: &&[u8; 4096]| page.iter().copied().collect::<BTreeSet<u8>>().len() > 240;
-    let pages = bytes.as_chunks::<4096>().0.iter().filter(is_noise);
-    pages.take(20_000).map(|page| std::array::from_fn(|i| page[2000 + i])).collect()
+    let values = |bytes: &[u8]| bytes.iter().copied().collect::<BTreeSet<u8>>().len();
+    let pages = bytes.as_chunks::<4096>().0.iter().filter(|page| values(*page) > 240);
+    let middle = |page: &[u8; 4096]| std::array::from_fn(|i| page[2000 + i]);
+    pages.map(middle).filter(|sample| values(sample) > 10).take(20_000).collect()
 }
 
 /// The samples that are somewhere below a folder.
