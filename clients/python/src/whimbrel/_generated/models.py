@@ -504,6 +504,15 @@ class DiskRebase(TypedDict):
     updated: int
 
 
+class DiskSize(TypedDict):
+    """Size that a disk gets."""
+
+    #: Index of the disk, from 0.
+    disk: int
+    #: Size of the disk, at least that which it has.
+    size: int
+
+
 class DiskSource(TypedDict):
     """File that a new disk starts from."""
 
@@ -805,6 +814,8 @@ class HardwareChange(TypedDict):
     cpus: NotRequired[int | None]
     #: Kind of its disks and network ports.
     devices: NotRequired[str | None]
+    #: Disks that become larger; what is added reads as zeros.
+    disk_sizes: NotRequired[list[DiskSize]]
     #: Whether it has a screen, a keyboard and a pointer.
     display: NotRequired[bool | None]
     #: Whether all CD-ROM drives are taken away.
@@ -2964,6 +2975,7 @@ __all__ = [
     "DirtyTraceRequest",
     "DiskInfo",
     "DiskRebase",
+    "DiskSize",
     "DiskSource",
     "DowntimeInfo",
     "EpochPauseParts",

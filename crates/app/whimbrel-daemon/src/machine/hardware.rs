@@ -2,9 +2,9 @@
 //! ports.
 //!
 //! No device state is lost, since there is none: the next start boots the machine with what it has then.
-//! Disks keep their places, so that overlays and capsules go on with them; new ones come after them, empty, and
-//! those that become larger have zeros at their end.
-//! Media of CD-ROM drives come last, and disks are added only while there are none.
+//! Disks keep their places, so that overlays and capsules go on with them; new ones come after them, empty,
+//! and those that become larger have zeros at their end. Media of CD-ROM drives come last, and disks are
+//! added only while there are none.
 
 use crate::{
     core::error::DaemonError,

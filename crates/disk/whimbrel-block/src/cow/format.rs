@@ -19,9 +19,9 @@
 //! ```
 //!
 //! All numbers are little-endian, words of the bitmap 64 bits. The header is written once, before the file
-//! gets its name, and never changes; for a disk that becomes larger, the file is replaced. The bitmap has no checksum and needs none: bits only ever go from 0 to
-//! 1, and a bit is written to the durable file after its page is synced, so any mix of old and new sectors is
-//! a valid bitmap.
+//! gets its name, and never changes; for a disk that becomes larger, the file is replaced. The bitmap has no
+//! checksum and needs none: bits only ever go from 0 to 1, and a bit is written to the durable file after its
+//! page is synced, so any mix of old and new sectors is a valid bitmap.
 
 use whimbrel_core::{Digest, PAGE_SIZE};
 use xxhash_rust::xxh3::xxh3_64;
