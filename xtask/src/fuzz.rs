@@ -19,6 +19,9 @@ const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-leve
     -Cdebug-assertions -Coverflow-checks";
 /// Seconds after which one input counts as an endless loop, and the memory in MiB that one may take.
 const LIMITS: [&str; 2] = ["-timeout=20", "-rss_limit_mb=4096"];
+/// The one file of SQLite has two static variables of one name, which the sanitizer takes for one that is
+/// defined twice.
+const SANITIZER: &str = "detect_odr_violation=0";
 
 pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<()> {
     let (minutes, wanted) = parse(arguments)?;
@@ -82,13 +85,20 @@ fn fuzz(program: &Path, place: &Path, name: &str, seconds: u64) -> Result<bool> 
     fs::create_dir_all(&found).with_context(|| format!("cannot create {}", found.display()))?;
     let log = fs::File::create(place.join(format!("{name}.log"))).context("cannot create a log")?;
     let mut command = Command::new(program);
-    command.env("WHIMBREL_FUZZ", name).args(LIMITS).arg(format!("-max_total_time={seconds}"));
+    command
+        .env("WHIMBREL_FUZZ", name)
+        .env("ASAN_OPTIONS", SANITIZER)
+        .args(LIMITS)
+        .arg(format!("-max_total_time={seconds}"));
     command.args(["-print_final_stats=1", "-close_fd_mask=1"]);
     command.arg(format!("-artifact_prefix={}/", found.display())).arg(place.join("corpus").join(name));
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
     let held = command.status().with_context(|| format!("cannot run {}", program.display()))?.success();
     let log = fs::read(place.join(format!("{name}.log"))).unwrap_or_default();
     let executed = executed(&String::from_utf8_lossy(&log));
+    if executed == 0 && fs::read_dir(&found).is_ok_and(|mut inputs| inputs.next().is_none()) {
+        bail!("{name} did not start: see {}", place.join(format!("{name}.log")).display());
+    }
     println!("{name:<16} {executed:>12} inputs  {}", if held { "held" } else { "BROKEN" });
     Ok(held)
 }
