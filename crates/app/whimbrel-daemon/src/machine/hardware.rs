@@ -10,6 +10,7 @@ use crate::{
     core::error::DaemonError,
     daemon::{Daemon, nic_of},
     machine::{
+        entry::MachineLock,
         firmware::has_display,
         new_disks::{self, DISK_MAX, NewDisks, check_count, empty_disk, set_boot_order},
         record::{Phase, Record},
@@ -17,7 +18,7 @@ use crate::{
     network::tunnel::home::mac_of,
 };
 use std::{collections::BTreeSet, sync::Arc};
-use whimbrel_api::{BootOrder, DiskSize, HardwareChange};
+use whimbrel_api::{BootOrder, DiskSize, HardwareChange, MachineSettings};
 use whimbrel_core::{ByteSize, CdromDrives, MachineConfig};
 use whimbrel_qemu::{MAX_NICS, guest_disks};
 use whimbrel_vm::StoppedDisk;
@@ -48,9 +49,38 @@ pub(crate) fn set_size(
 }
 
 impl Daemon {
-    /// The record with other hardware; overlays of new disks are there. Refused if the machine runs, or may
-    /// run on another host.
-    pub(crate) fn with_hardware(
+    /// Gives a machine other hardware, and its record these settings. Refused if it runs, or may run on
+    /// another host.
+    pub(crate) fn change_hardware(
+        self: &Arc<Self>,
+        turn: &mut MachineLock<'_>,
+        change: &HardwareChange,
+        settings: MachineSettings,
+    ) -> Result<(), DaemonError> {
+        // All is checked before anything is done.
+        let mut record = self.with_hardware(&turn.record, change)?;
+        let before = &turn.record.config;
+        let kept = if change.eject { new_disks::count_without_media(before) } else { before.disks.len() };
+        if kept < before.disks.len() && kept < record.config.disks.len() {
+            // Other disks take the places of the media, whose overlays are removed.
+            let mut ejected = turn.record.clone();
+            eject(&mut ejected);
+            ejected.save(&self.directories)?;
+            turn.record = ejected;
+        }
+        let dirs = self.directories.machine_dirs(&record.name);
+        for (index, base) in record.bases.iter().enumerate().skip(kept) {
+            let size = record.config.disks[index].size.0;
+            StoppedDisk::create((&dirs, &self.store), (index, size), base)?;
+        }
+        record.settings = settings;
+        record.save(&self.directories)?;
+        turn.record = record;
+        Ok(())
+    }
+
+    /// The record with other hardware, without overlays of new disks.
+    fn with_hardware(
         self: &Arc<Self>,
         record: &Record,
         change: &HardwareChange,
@@ -77,35 +107,29 @@ impl Daemon {
             // What the balloon had taken was of the memory before.
             (record.ballooned, record.squeezed_from) = (None, None);
         }
-        self.change_disks(&mut record, change)?;
+        change_disks(&mut record, change)?;
         Ok(record)
     }
+}
 
-    fn change_disks(&self, record: &mut Record, change: &HardwareChange) -> Result<(), DaemonError> {
-        if change.eject {
-            eject(record);
-        }
-        change.disk_sizes.iter().try_for_each(|wanted| grow_disk(record, *wanted))?;
-        let old = record.config.disks.len();
-        let mut new = NewDisks::of(&[], &change.add_disks)?;
-        let cdroms = &mut record.config.cdroms;
-        if !new.disks.is_empty() && !cdroms.disks.is_empty() {
-            let reason = "the places after its disks are those of its CD-ROM drives: add --eject";
-            return Err(DaemonError::invalid(reason));
-        }
-        let media = new.push_cdroms(&change.add_cdroms, BootOrder::Disk)?;
-        cdroms.disks.extend(media.disks.iter().map(|index| index + old as u32));
-        change.boot_order.map_or(Ok(()), |order| set_boot_order(cdroms, order))?;
-        record.config.disks.extend(new.disks);
-        record.bases.extend(new.bases);
-        new_disks::check(&record.config)?;
-        let dirs = self.directories.machine_dirs(&record.name);
-        for (index, base) in record.bases.iter().enumerate().skip(old) {
-            let size = record.config.disks[index].size.0;
-            StoppedDisk::create((&dirs, &self.store), (index, size), base)?;
-        }
-        Ok(())
+fn change_disks(record: &mut Record, change: &HardwareChange) -> Result<(), DaemonError> {
+    if change.eject {
+        eject(record);
     }
+    change.disk_sizes.iter().try_for_each(|wanted| grow_disk(record, *wanted))?;
+    let old = record.config.disks.len();
+    let mut new = NewDisks::of(&[], &change.add_disks)?;
+    let cdroms = &mut record.config.cdroms;
+    if !new.disks.is_empty() && !cdroms.disks.is_empty() {
+        let reason = "the places after its disks are those of its CD-ROM drives: add --eject";
+        return Err(DaemonError::invalid(reason));
+    }
+    let media = new.push_cdroms(&change.add_cdroms, BootOrder::Disk)?;
+    cdroms.disks.extend(media.disks.iter().map(|index| index + old as u32));
+    change.boot_order.map_or(Ok(()), |order| set_boot_order(cdroms, order))?;
+    record.config.disks.extend(new.disks);
+    record.bases.extend(new.bases);
+    new_disks::check(&record.config)
 }
 
 /// Makes a disk larger. The overlay grows when it is opened next, so that the record alone decides.

@@ -26,10 +26,7 @@ impl Daemon {
             self.machines.check_current(&machine)?;
             let settings = changed(&turn.record.settings, request);
             check(&settings)?;
-            let mut record = self.with_hardware(&turn.record, &request.hardware)?;
-            record.settings = settings;
-            record.save(&self.directories)?;
-            turn.record = record;
+            self.change_hardware(&mut turn, &request.hardware, settings)?;
         }
         if request.restart.is_some() {
             // The new rule begins with a new row.
