@@ -254,10 +254,13 @@ impl LeafPagesReply {
             _ => true,
         };
         let fits = leaves == self.leaves.len() && bytes == payload as u64 && self.leaves.iter().all(zeros);
-        let full = self.frames.iter().all(|frame| frame.leaves > 0)
-            && self.pages_by_frame().all(|p| p <= FRAME_PAGES);
+        // Pages can be counted once no leaf has more zero pages than changed ones.
+        let full = || {
+            self.frames.iter().all(|frame| frame.leaves > 0)
+                && self.pages_by_frame().all(|p| p <= FRAME_PAGES)
+        };
         let some = asked == 0 || (!self.leaves.is_empty() && self.leaves.len() <= asked);
-        match fits && full && some {
+        match fits && full() && some {
             true => Ok(()),
             false => Err(Refusal::new(Code::BAD_HEADER, "the reply does not match its request")),
         }
