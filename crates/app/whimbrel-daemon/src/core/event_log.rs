@@ -40,10 +40,11 @@ impl EventLog {
     /// Opens the log `path`, in a folder of its own.
     pub(crate) fn open(path: PathBuf) -> Self {
         let log = LineLog::open(path, BOUNDS);
-        let mut known: VecDeque<HostEvent> = log.entries().into();
-        known.drain(..known.len().saturating_sub(RETAINED_MAX));
-        let numbers = known.iter().map(|event| event.number).chain([crate::now_ms()]);
-        let last = numbers.max().unwrap_or_default();
+        let mut known: Vec<HostEvent> = log.entries();
+        // Events of one moment are in the log in any order.
+        known.sort_by_key(|event| event.number);
+        let known: VecDeque<_> = known.split_off(known.len().saturating_sub(RETAINED_MAX)).into();
+        let last = known.back().map_or(0, |event| event.number).max(crate::now_ms());
         Self { retained: Mutex::new(known), last: watch::Sender::new(last), log: Some(log) }
     }
 
@@ -53,13 +54,14 @@ impl EventLog {
         let number = *self.last.borrow() + 1;
         let text = text.chars().take(TEXT_MAX).collect();
         let event = HostEvent { number, time_ms: crate::now_ms(), subject: subject.to_string(), kind, text };
-        self.log.iter().for_each(|log| log.add(&event));
-        retained.push_back(event);
+        retained.push_back(event.clone());
         if retained.len() > RETAINED_MAX {
             retained.pop_front();
         }
-        drop(retained);
         self.last.send_replace(number);
+        drop(retained);
+        // A disk that does not answer holds no reader of events.
+        self.log.iter().for_each(|log| log.add(&event));
     }
 
     /// Events after the one with this number; with none, all that are retained. Says first if some that the

@@ -3,7 +3,7 @@
 //! so that they can be taken out.
 
 use crate::{capsule::disk_image::check_raw, core::error::DaemonError, machine::record::DiskBase};
-use std::{fs, path::Path};
+use std::{fs, path::PathBuf};
 use whimbrel_api::{BootOrder, DiskSource};
 use whimbrel_core::{ByteSize, CdromDrives, DiskConfig, Firmware, MachineConfig, PAGE_SIZE};
 use whimbrel_qemu::{MAX_DISKS, MAX_SATA, sata_disks};
@@ -41,12 +41,12 @@ impl NewDisks {
     /// Adds media of CD-ROM drives.
     pub(crate) fn push_cdroms(
         &mut self,
-        media: &[impl AsRef<Path>],
+        media: &[PathBuf],
         order: BootOrder,
     ) -> Result<CdromDrives, DaemonError> {
         let mut drives = CdromDrives::default();
         for path in media {
-            let source = DiskSource { path: path.as_ref().to_owned(), size: None };
+            let source = DiskSource { path: path.clone(), size: None };
             drives.disks.push(self.push(disk_of(&source)?));
         }
         set_boot_order(&mut drives, order)?;
@@ -129,11 +129,11 @@ mod tests {
         let medium = folder.path().join("install.iso");
         fs::write(&medium, vec![1; 2048]).unwrap();
         let mut disks = NewDisks::of(&[], &[ByteSize(5000)]).unwrap();
-        let drives = disks.push_cdroms(&[&medium], BootOrder::Cdrom).unwrap();
+        let drives = disks.push_cdroms(&[medium], BootOrder::Cdrom).unwrap();
         assert_eq!(drives, CdromDrives { disks: vec![1], first: true });
         assert_eq!(disks.disks.iter().map(|disk| disk.size.0).collect::<Vec<_>>(), [8192, 4096]);
-        assert!(disks.push_cdroms(&[] as &[&Path], BootOrder::Cdrom).is_err());
-        assert!(disks.push_cdroms(&[] as &[&Path], BootOrder::Disk).unwrap().disks.is_empty());
+        assert!(disks.push_cdroms(&[], BootOrder::Cdrom).is_err());
+        assert!(disks.push_cdroms(&[], BootOrder::Disk).unwrap().disks.is_empty());
     }
 
     #[test]

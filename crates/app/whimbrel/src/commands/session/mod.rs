@@ -282,13 +282,14 @@ impl Action {
             Self::Invalidate { name } => {
                 format!("{name}: names, attributes and unmodified data are dropped\n")
             }
-            Self::Unmount { name, .. } if status.dirty == 0 => {
+            Self::Unmount { name, .. } if status.dirty == 0 && status.queued == 0 => {
                 format!("{name}: written back and unmounted\n")
             }
             Self::Unmount { name, .. } => format!(
-                "{name}: unmounted; {} are not written back and stay in the cache: the next mount of the same target \
-                 sends them\n",
-                size(status.dirty)
+                "{name}: unmounted; {} and {} changes of names are not written back and stay in the cache: the next \
+                 mount of the same target sends them\n",
+                size(status.dirty),
+                status.queued
             ),
             Self::Unpin { name, path } => format!("{name}: {path} may leave the cache\n"),
             _ => return None,
