@@ -24,6 +24,7 @@ mod guides;
 mod hardware;
 mod hierarchy;
 mod hosts;
+mod hotplug;
 mod images;
 mod kvm;
 mod lease;

@@ -126,12 +126,13 @@ pub struct SettingsRequest {
     /// Remark of its users; an empty one removes it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
-    /// Other hardware, for a machine that is stopped or crashed.
+    /// Other hardware.
     #[serde(default, skip_serializing_if = "HardwareChange::is_empty")]
     pub hardware: HardwareChange,
 }
 
-/// Other hardware of a machine that does not run: what is absent stays as it is.
+/// Other hardware of a machine: what is absent stays as it is. One that runs gets and loses disks and network
+/// ports, of which it can lose the last that it got while it ran; all else needs one that is stopped or crashed.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct HardwareChange {
@@ -169,6 +170,9 @@ pub struct HardwareChange {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Vec<u64>)]
     pub add_disks: Vec<ByteSize>,
+    /// Index of the last disk, which is removed with all that is on it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remove_disk: Option<u32>,
     /// Network ports to add after those that it has.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub add_nics: Vec<NicRequest>,

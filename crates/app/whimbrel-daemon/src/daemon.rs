@@ -10,7 +10,9 @@ use crate::{
         cleanup::Cleanup,
         cloud_init,
         entry::Machine,
-        firmware, folder, memory_room,
+        firmware, folder,
+        hotplug::bridge_of,
+        memory_room,
         new_disks::{self, NewDisks},
         prestarted_qemu::PrestartedQemus,
         record::{Phase, Record},
@@ -242,6 +244,7 @@ impl Daemon {
             display,
             devices: request.devices.unwrap_or(profile.devices()),
             cdroms,
+            hotplug: bridge_of(&firmware),
         };
         new_disks::check(&config)?;
         let mut record = Record::new(request.name.clone(), config, bases);

@@ -1,4 +1,5 @@
-//! Devices of a machine for which a guest needs drivers: disks, CD-ROM drives and network ports.
+//! Devices of a machine for which a guest needs drivers: disks, CD-ROM drives and network ports, and the bridge
+//! that takes more of them while the machine runs.
 
 use serde::{Deserialize, Serialize};
 
@@ -22,6 +23,19 @@ pub struct CdromDrives {
     /// Whether the machine boots from them before it tries its other disks.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub first: bool,
+}
+
+/// PCI bridge that takes disks and network ports while the machine runs. Devices that were added then stay on
+/// it, so that the guest finds each where it was.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HotplugBridge {
+    /// Indexes of the disks on it, in rising order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub disks: Vec<u32>,
+    /// Indexes of the network ports on it, in rising order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nics: Vec<u32>,
 }
 
 impl DeviceModel {
@@ -70,6 +84,46 @@ impl CdromDrives {
     }
 }
 
+impl HotplugBridge {
+    /// Whether disk `index` is on it.
+    pub fn has_disk(&self, index: usize) -> bool {
+        self.disks.iter().any(|disk| *disk as usize == index)
+    }
+
+    /// Whether network port `index` is on it.
+    pub fn has_nic(&self, index: usize) -> bool {
+        self.nics.iter().any(|nic| *nic as usize == index)
+    }
+
+    /// Takes network port `index` away: those after it have other indexes then.
+    pub fn remove_nic(&mut self, index: usize) {
+        self.nics.retain(|nic| *nic as usize != index);
+        self.nics.iter_mut().filter(|nic| **nic as usize > index).for_each(|nic| *nic -= 1);
+    }
+
+    /// A word for it in an offer.
+    pub fn word(&self) -> String {
+        let all = |letter, indexes: &[u32]| indexes.iter().map(|index| format!(".{letter}{index}")).collect();
+        let (disks, nics): (String, String) = (all('d', &self.disks), all('n', &self.nics));
+        format!("hotplug{disks}{nics}")
+    }
+
+    /// The bridge that a word stands for, if it is one.
+    pub fn of_word(word: &str) -> Option<Self> {
+        let mut parts = word.split('.');
+        let mut bridge = (parts.next() == Some("hotplug")).then(Self::default)?;
+        for part in parts {
+            let (indexes, number) = match part.split_at_checked(1)? {
+                ("d", number) => (&mut bridge.disks, number),
+                ("n", number) => (&mut bridge.nics, number),
+                _ => return None,
+            };
+            indexes.push(number.parse().ok()?);
+        }
+        Some(bridge)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -86,5 +140,22 @@ mod tests {
         }
         assert_eq!(DeviceModel::of_word(DeviceModel::Emulated.word().unwrap()), Some(DeviceModel::Emulated));
         assert_eq!((DeviceModel::Virtio.word(), DeviceModel::of_word("virtio")), (None, None));
+        for (disks, nics) in [(vec![], vec![]), (vec![2, 13], vec![]), (vec![1], vec![0, 7])] {
+            let bridge = HotplugBridge { disks, nics };
+            assert_eq!(HotplugBridge::of_word(&bridge.word()), Some(bridge));
+        }
+        for word in ["", "hotplug.", "hotplug.d", "hotplug.x1", "hotplug.1", "hotplugs", "hotplug.d-1"] {
+            assert_eq!(HotplugBridge::of_word(word), None, "{word}");
+        }
+    }
+
+    #[test]
+    fn ports_after_one_that_is_taken_away_move_up() {
+        let mut bridge = HotplugBridge { disks: vec![1], nics: vec![1, 2, 4] };
+        bridge.remove_nic(2);
+        assert_eq!(bridge, HotplugBridge { disks: vec![1], nics: vec![1, 3] });
+        bridge.remove_nic(0);
+        assert_eq!(bridge.nics, [0, 2]);
+        assert!(bridge.has_nic(2) && !bridge.has_nic(1) && bridge.has_disk(1) && !bridge.has_disk(0));
     }
 }

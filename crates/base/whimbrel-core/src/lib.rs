@@ -30,7 +30,7 @@ pub use digest::{Digest, ParseDigestError};
 pub use error_chain::{causes, error_chain, is_shortage};
 pub use file_key::{FileKey, FileKeyError};
 pub use firmware::{Firmware, Uefi};
-pub use guest_devices::{CdromDrives, DeviceModel};
+pub use guest_devices::{CdromDrives, DeviceModel, HotplugBridge};
 pub use lock::lock;
 pub use machine_config::{Accel, Boot, DiskConfig, MachineConfig, NicConfig};
 pub use names::{CapsuleId, HostName, MachineName, NameError, RefName};

@@ -1,6 +1,6 @@
 //! Machine configuration. Every capsule contains it, so any host can build the machine again.
 
-use crate::{ByteSize, CdromDrives, DeviceModel, Digest, Firmware};
+use crate::{ByteSize, CdromDrives, DeviceModel, Digest, Firmware, HotplugBridge};
 use serde::{Deserialize, Serialize};
 
 /// The configuration of a machine: what source and target must agree on, nothing about a host.
@@ -43,6 +43,10 @@ pub struct MachineConfig {
     /// CD-ROM drives. Not in messages between hosts either.
     #[serde(default, skip_serializing_if = "CdromDrives::is_empty", with = "named_member")]
     pub cdroms: CdromDrives,
+    /// Bridge for disks and network ports that are added while it runs. Machines of before it existed have
+    /// none, and their device state loads only without it. Not in messages between hosts either.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "named_member")]
+    pub hotplug: Option<HotplugBridge>,
 }
 
 impl MachineConfig {
@@ -63,6 +67,7 @@ impl MachineConfig {
             display: false,
             devices: DeviceModel::Virtio,
             cdroms: CdromDrives::default(),
+            hotplug: None,
         }
     }
 }

@@ -10,9 +10,12 @@ use nix::{
     sched::{CloneFlags, setns, unshare},
 };
 use std::{
-    fs::File,
+    fs::{self, File},
     io,
-    os::fd::{BorrowedFd, OwnedFd},
+    os::{
+        fd::{BorrowedFd, OwnedFd},
+        unix::fs::MetadataExt,
+    },
     thread,
 };
 
@@ -38,6 +41,21 @@ impl GuestNetwork {
             Ok(Self { namespace, taps })
         });
         made.map_err(|source| NetError::GuestNetwork { action: "create", source })
+    }
+
+    /// Makes the tap device of one more port in a namespace, which a descriptor of it or of a process in it
+    /// names. Refused in the namespace of this process: a guest gets no device of its host's network.
+    pub fn add_tap(namespace: BorrowedFd<'_>, port: usize) -> Result<OwnedFd, NetError> {
+        let own = || Ok::<_, io::Error>(fs::metadata("/proc/thread-self/ns/net")?.ino());
+        let made = on_own_thread(|| {
+            let before = own()?;
+            setns(namespace, CloneFlags::CLONE_NEWNET)?;
+            match own()? == before {
+                true => Err(io::Error::other("its qemu has no network of its own")),
+                false => open_tap(&device_name(port)),
+            }
+        });
+        made.map_err(|source| NetError::GuestNetwork { action: "add a port to", source })
     }
 }
 

@@ -38,7 +38,7 @@ pub use launch::{
     LaunchError, LaunchSpec, MAX_DISKS, MAX_NICS, MAX_SATA, RamBacking, Sharing, SpecError, TapDevices,
     Vmgenid, display_in, guest_disks, sata_disks,
 };
-pub use machine::{BalloonStats, Qemu, QemuDescriptors, QemuState, Status, VmIdentity};
+pub use machine::{BalloonStats, HotplugError, Qemu, QemuDescriptors, QemuState, Status, VmIdentity};
 pub use machine_user::MachineUser;
 pub use probe::{
     Finding, KvmProbe, ProbeError, QemuBinary, Version, best_accel, choose_accel, find, findings, probe,

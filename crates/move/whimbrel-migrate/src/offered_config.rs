@@ -1,10 +1,10 @@
 //! The configuration of a machine in an offer. Parts that came later (a port for qemu-ga, a firmware, a TPM,
-//! a screen, CD-ROM drives, emulated devices) are words after the machine type, each behind a `+`, which no
+//! a screen, CD-ROM drives, emulated devices, a bridge for devices that come later) are words after the machine type, each behind a `+`, which no
 //! type of QEMU has: a target that does not know one refuses the offer, and the form is that of earlier
 //! versions.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use whimbrel_core::{CdromDrives, DeviceModel, Firmware, MachineConfig};
+use whimbrel_core::{CdromDrives, DeviceModel, Firmware, HotplugBridge, MachineConfig};
 
 const AGENT_PORT: &str = "agent";
 const TPM: &str = "tpm.";
@@ -18,8 +18,9 @@ pub(crate) fn serialize<S: Serializer>(config: &MachineConfig, to: S) -> Result<
 }
 
 /// In the order in which earlier versions take them away again: the last first.
-fn words_of(config: &MachineConfig) -> [Option<String>; 6] {
+fn words_of(config: &MachineConfig) -> [Option<String>; 7] {
     [
+        config.hotplug.as_ref().map(HotplugBridge::word),
         config.firmware.word(),
         config.tpm.map(|disk| format!("{TPM}{disk}")),
         config.devices.word().map(str::to_owned),
@@ -51,6 +52,8 @@ fn set(config: &mut MachineConfig, word: &str) -> Option<()> {
         config.devices = devices;
     } else if let Some(drives) = CdromDrives::of_word(word) {
         config.cdroms = drives;
+    } else if let Some(bridge) = HotplugBridge::of_word(word) {
+        config.hotplug = Some(bridge);
     } else {
         config.firmware = Firmware::of_word(word)?;
     }
@@ -81,10 +84,13 @@ mod tests {
             display: true,
             devices: DeviceModel::Emulated,
             cdroms: CdromDrives { disks: vec![3, 4], first: true },
+            hotplug: Some(HotplugBridge { disks: vec![1, 2], nics: vec![0] }),
             ..plain.clone()
         };
         let cdrom = CdromDrives { disks: vec![0], first: false };
-        for config in [plain.clone(), all, MachineConfig { cdroms: cdrom, ..plain.clone() }] {
+        let with_drive = MachineConfig { cdroms: cdrom, ..plain.clone() };
+        let with_bridge = MachineConfig { hotplug: Some(HotplugBridge::default()), ..plain.clone() };
+        for config in [plain.clone(), all, with_drive, with_bridge] {
             assert_eq!(sent(&config), config);
         }
         for machine in ["pc-q35-7.2+agent+floppy", "pc-q35-7.2+tpm.x", "pc-q35-7.2+"] {

@@ -46,6 +46,10 @@ pub const PROTOCOL: Protocol = Protocol {
             number: DEVICES_VERSION,
             reason: "machines have Secure Boot, CD-ROM drives, SATA disks and e1000 ports, and an older target would start none of them",
         },
+        Version {
+            number: HOTPLUG_VERSION,
+            reason: "machines have a bridge for devices that are added while they run, which is in their device state",
+        },
     ],
 };
 
@@ -61,6 +65,8 @@ pub const FIRMWARE_VERSION: u16 = 6;
 pub const DISPLAY_VERSION: u16 = 7;
 /// First version whose targets and standbys give machines Secure Boot, CD-ROM drives and emulated devices.
 pub const DEVICES_VERSION: u16 = 8;
+/// First version whose targets and standbys give machines a bridge for devices that come later.
+pub const HOTPLUG_VERSION: u16 = 9;
 
 /// Offers a machine; header [`Offer`], reply [`Offered`].
 pub const OFFER: u16 = 0x0100;

@@ -799,7 +799,10 @@ class GraphNode(TypedDict):
 
 
 class HardwareChange(TypedDict):
-    """Other hardware of a machine that does not run: what is absent stays as it is."""
+    """Other hardware of a machine: what is absent stays as it is. One that runs gets and loses
+    disks and network ports, of which it can lose the last that it got while it ran; all else
+    needs one that is stopped or crashed.
+    """
 
     #: Absolute paths of media for CD-ROM drives to add, on the host.
     add_cdroms: NotRequired[list[str]]
@@ -822,6 +825,8 @@ class HardwareChange(TypedDict):
     eject: NotRequired[bool]
     #: Size of the guest memory, a multiple of 1 MiB.
     memory: NotRequired[int | None]
+    #: Index of the last disk, which is removed with all that is on it.
+    remove_disk: NotRequired[int | None]
     #: Hardware addresses of network ports to remove.
     remove_nics: NotRequired[list[str]]
 
@@ -2590,7 +2595,7 @@ class SettingsRequest(TypedDict):
     """Body of `POST /v1/machines/{name}/settings`: what is absent stays as it is."""
 
     autostart: NotRequired[Autostart | None]
-    #: Other hardware, for a machine that is stopped or crashed.
+    #: Other hardware.
     hardware: NotRequired[HardwareChange]
     #: Labels to set, and, with null, labels to remove.
     labels: NotRequired[dict[str, str | None]]

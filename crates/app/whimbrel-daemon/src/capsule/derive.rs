@@ -12,6 +12,7 @@ use crate::{
         cloud_init,
         firmware::{add_tpm, has_display},
         folder, hardware,
+        hotplug::bridge_of,
         new_disks::{self, DISK_MAX, NewDisks},
         record::Record,
         settings,
@@ -59,6 +60,7 @@ impl Daemon {
         config.devices = request.profile.map_or(config.devices, Profile::devices);
         (config.disks, config.firmware, config.tpm) = (disks.all.disks, disks.firmware, disks.tpm);
         config.cdroms = CdromDrives::default();
+        config.hotplug = bridge_of(&config.firmware);
         new_disks::check(&config)?;
         let mut record = Record::new(request.name.clone(), config, disks.all.bases);
         record.origin = Some(capsule);

@@ -1,8 +1,8 @@
-//! Other hardware for a machine that does not run: memory, CPUs, a screen, more disks, CD-ROM drives, network
-//! ports.
+//! Other hardware for a machine: memory, CPUs, a screen, more disks, CD-ROM drives, network ports. One that
+//! runs gets and loses disks and network ports alone ([`super::hotplug`]).
 //!
-//! No device state is lost, since there is none: the next start boots the machine with what it has then.
-//! Disks keep their places, so that overlays and capsules go on with them; new ones come after them, empty,
+//! No device state of a machine that is off is lost, since there is none: the next start boots it with what it
+//! has then. Disks keep their places, so that overlays and capsules go on with them; new ones come after them, empty,
 //! and those that become larger have zeros at their end. Media of CD-ROM drives come last, and disks are
 //! added only while there are none.
 
@@ -12,6 +12,7 @@ use crate::{
     machine::{
         entry::MachineLock,
         firmware::has_display,
+        hotplug,
         new_disks::{self, DISK_MAX, NewDisks, check_count, empty_disk, set_boot_order},
         record::{Phase, Record},
     },
@@ -49,8 +50,7 @@ pub(crate) fn set_size(
 }
 
 impl Daemon {
-    /// Gives a machine other hardware, and its record these settings. Refused if it runs, or may run on
-    /// another host.
+    /// Gives a machine other hardware, and its record these settings. Refused if it may run on another host.
     pub(crate) fn change_hardware(
         self: &Arc<Self>,
         turn: &mut MachineLock<'_>,
@@ -58,24 +58,29 @@ impl Daemon {
         settings: MachineSettings,
     ) -> Result<(), DaemonError> {
         // All is checked before anything is done.
-        let mut record = self.with_hardware(&turn.record, change)?;
-        let before = &turn.record.config;
-        let kept = if change.eject { new_disks::count_without_media(before) } else { before.disks.len() };
-        if kept < before.disks.len() && kept < record.config.disks.len() {
-            // Other disks take the places of the media, whose overlays are removed.
-            let mut ejected = turn.record.clone();
-            eject(&mut ejected);
-            ejected.save(&self.directories)?;
-            turn.record = ejected;
+        let runs = turn.is_here() && turn.running.is_some();
+        let mut record = self.with_hardware(&turn.record, change, runs)?;
+        record.settings = settings;
+        if runs && !change.is_empty() {
+            return self.change_running_hardware(turn, change, &record);
+        }
+        let before = turn.record.config.disks.len();
+        let mut fewer = turn.record.clone();
+        remove_disks(&mut fewer, change)?;
+        let kept = fewer.config.disks.len();
+        if kept < before && kept < record.config.disks.len() {
+            // Other disks take the places of those that are removed.
+            fewer.save(&self.directories)?;
+            turn.record = fewer;
         }
         let dirs = self.directories.machine_dirs(&record.name);
         for (index, base) in record.bases.iter().enumerate().skip(kept) {
             let size = record.config.disks[index].size.0;
             StoppedDisk::create((&dirs, &self.store), (index, size), base)?;
         }
-        record.settings = settings;
         record.save(&self.directories)?;
         turn.record = record;
+        (turn.record.config.disks.len()..before).for_each(|index| self.remove_overlay(&turn.record, index));
         Ok(())
     }
 
@@ -84,12 +89,13 @@ impl Daemon {
         self: &Arc<Self>,
         record: &Record,
         change: &HardwareChange,
+        runs: bool,
     ) -> Result<Record, DaemonError> {
         let mut record = record.clone();
         if change.is_empty() {
             return Ok(record);
         }
-        if !matches!(record.phase, Phase::Stopped | Phase::Crashed { .. }) {
+        if !runs && !matches!(record.phase, Phase::Stopped | Phase::Crashed { .. }) {
             let (name, state) = (record.name.clone(), record.phase.name());
             return Err(DaemonError::State { name, state, needed: "stopped to change its hardware" });
         }
@@ -113,9 +119,7 @@ impl Daemon {
 }
 
 fn change_disks(record: &mut Record, change: &HardwareChange) -> Result<(), DaemonError> {
-    if change.eject {
-        eject(record);
-    }
+    remove_disks(record, change)?;
     change.disk_sizes.iter().try_for_each(|wanted| grow_disk(record, *wanted))?;
     let old = record.config.disks.len();
     let mut new = NewDisks::of(&[], &change.add_disks)?;
@@ -153,8 +157,14 @@ fn grow_disk(record: &mut Record, wanted: DiskSize) -> Result<(), DaemonError> {
     Ok(())
 }
 
-/// Takes away the CD-ROM drives. Their media are the last disks; overlays of them stay until another disk
-/// takes their place.
+fn remove_disks(record: &mut Record, change: &HardwareChange) -> Result<(), DaemonError> {
+    if change.eject {
+        eject(record);
+    }
+    change.remove_disk.map_or(Ok(()), |index| hotplug::remove_disk(record, index))
+}
+
+/// Takes away the CD-ROM drives. Their media are the last disks.
 fn eject(record: &mut Record) {
     let len = new_disks::count_without_media(&record.config);
     record.config.cdroms = CdromDrives::default();
@@ -164,13 +174,13 @@ fn eject(record: &mut Record) {
 
 fn change_nics(config: &mut MachineConfig, change: &HardwareChange) -> Result<(), DaemonError> {
     for gone in &change.remove_nics {
-        let before = config.nics.len();
-        config.nics.retain(|nic| !nic.mac.eq_ignore_ascii_case(gone));
-        if config.nics.len() == before {
+        let Some(index) = config.nics.iter().position(|nic| nic.mac.eq_ignore_ascii_case(gone)) else {
             let reason =
                 format!("it has no network port with the address {gone}: `whimbrel inspect` lists them");
             return Err(DaemonError::invalid(reason));
-        }
+        };
+        config.nics.remove(index);
+        config.hotplug.iter_mut().for_each(|bridge| bridge.remove_nic(index));
     }
     for nic in change.add_nics.iter().map(nic_of) {
         // A machine with another one could not be started.

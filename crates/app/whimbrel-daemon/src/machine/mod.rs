@@ -12,6 +12,7 @@ pub(crate) mod entry;
 pub(crate) mod firmware;
 pub(crate) mod folder;
 pub(crate) mod hardware;
+pub(crate) mod hotplug;
 pub(crate) mod machine_process;
 pub(crate) mod memory_room;
 pub(crate) mod new_disks;

@@ -14,13 +14,18 @@ const RESTARTS_MAX: u32 = 1000;
 const DELAY_MAX_S: u32 = 3600;
 
 impl Daemon {
-    /// Changes settings of a machine, in whatever state it is, and its hardware if it does not run.
+    /// Changes settings of a machine, in whatever state it is, and its hardware.
     pub(crate) fn change_settings(
         self: &Arc<Self>,
         name: &MachineName,
         request: &SettingsRequest,
     ) -> Result<MachineInfo, DaemonError> {
         let machine = self.machines.get(name)?;
+        if !request.hardware.is_empty() && self.protections.may_be_elsewhere(name) {
+            return Err(DaemonError::invalid(format!(
+                "{name} is protected, and its standby has the hardware of now: `whimbrel unprotect {name}` first"
+            )));
+        }
         {
             let mut turn = machine.try_lock_in_any_phase("change of settings", None)?;
             self.machines.check_current(&machine)?;

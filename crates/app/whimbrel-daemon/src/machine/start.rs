@@ -10,6 +10,7 @@ use crate::{
     daemon::Daemon,
     machine::{
         entry::{Machine, MachineLock},
+        hotplug::bridge_of,
         record::{Phase, Record},
         self_start::StartedBySelf,
     },
@@ -92,7 +93,8 @@ fn started(before: &Record) -> Record {
     record.phase = Phase::Here;
     record.process = None;
     record.since_ms = crate::now_ms();
-    // The machine boots, so no state was saved without the port.
+    // The machine boots, so no state was saved without the port or the bridge.
     record.config.agent_port = true;
+    record.config.hotplug = record.config.hotplug.or_else(|| bridge_of(&record.config.firmware));
     record
 }

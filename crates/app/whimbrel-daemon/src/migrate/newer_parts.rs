@@ -1,10 +1,10 @@
 //! Parts of a machine that hosts of earlier versions do not give it: a port for qemu-ga, firmware other than
-//! a BIOS, a TPM, a screen, CD-ROM drives, emulated devices.
+//! a BIOS, a TPM, a screen, CD-ROM drives, emulated devices, a bridge for devices that come later.
 
 use crate::core::error::DaemonError;
 use whimbrel_core::{CdromDrives, DeviceModel, Firmware, HostName, MachineConfig};
 use whimbrel_migrate::protocol::{
-    AGENT_PORT_VERSION, DEVICES_VERSION, DISPLAY_VERSION, FIRMWARE_VERSION, PROTOCOL,
+    AGENT_PORT_VERSION, DEVICES_VERSION, DISPLAY_VERSION, FIRMWARE_VERSION, HOTPLUG_VERSION, PROTOCOL,
 };
 use whimbrel_wire::Connection;
 
@@ -27,6 +27,7 @@ fn unknown_part(common: Option<u16>, config: &MachineConfig) -> Option<&'static 
         (config.firmware.uefi().is_some_and(|uefi| uefi.secure), DEVICES_VERSION, "Secure Boot"),
         (config.cdroms != CdromDrives::default(), DEVICES_VERSION, "a CD-ROM drive"),
         (config.devices != DeviceModel::Virtio, DEVICES_VERSION, "SATA disks and e1000 ports"),
+        (config.hotplug.is_some(), HOTPLUG_VERSION, "a bridge for devices that are added while it runs"),
     ];
     let is_unknown = |(has, since, _): &(bool, u16, _)| *has && common.is_none_or(|version| version < *since);
     parts.into_iter().find(is_unknown).map(|(_, _, what)| what)
@@ -35,7 +36,7 @@ fn unknown_part(common: Option<u16>, config: &MachineConfig) -> Option<&'static 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use whimbrel_core::ByteSize;
+    use whimbrel_core::{ByteSize, HotplugBridge};
 
     #[test]
     fn what_a_host_does_not_know_is_named_before_anything_is_offered() {
@@ -48,7 +49,10 @@ mod tests {
         let cdroms = CdromDrives { disks: vec![0], first: false };
         let with_cdrom = MachineConfig { cdroms, ..plain.clone() };
         let emulated = MachineConfig { devices: DeviceModel::Emulated, ..plain.clone() };
-        for config in [&plain, &with_port, &micro, &with_tpm, &with_display, &with_cdrom, &emulated] {
+        let with_bridge = MachineConfig { hotplug: Some(HotplugBridge::default()), ..plain.clone() };
+        let all =
+            [&plain, &with_port, &micro, &with_tpm, &with_display, &with_cdrom, &emulated, &with_bridge];
+        for config in all {
             assert_eq!(unknown_part(newest, config), None);
         }
         assert_eq!(unknown_part(None, &plain), None);
@@ -59,6 +63,7 @@ mod tests {
         assert_eq!(unknown_part(Some(DISPLAY_VERSION - 1), &with_display), Some("a screen"));
         let before = Some(DEVICES_VERSION - 1);
         assert_eq!(unknown_part(before, &with_cdrom), Some("a CD-ROM drive"));
+        assert!(unknown_part(Some(HOTPLUG_VERSION - 1), &with_bridge).is_some());
         assert!(unknown_part(before, &emulated).is_some() && unknown_part(before, &with_display).is_none());
     }
 }

@@ -8,6 +8,7 @@ use super::{
     ArrivalKind, LaunchOptions, MachineSetup, Overlay, PrestartedQemu, ProcessRecord, RamFile, Reservation,
     RunningError, RunningMachine, RunningMemory,
     builder::{MachineBuilder, launch},
+    hotplug,
     runtime_dir::RuntimeDir,
 };
 use std::time::Duration;
@@ -112,6 +113,7 @@ impl RunningMachine {
         let identity = ProcessIdentity { pid: process.pid, start_time: process.started };
         let qemu = Qemu::adopt(&slot.qemu_dir(), identity, process.ram.into());
         let qemu = qemu.map_err(|source| RunningError::qemu("adopt the process", source))?;
+        hotplug::add_missing(&builder.setup.config, &qemu)?;
         let warm = PrestartedQemu { runtime_dir: slot, qemu, memory: Some(memory) };
         let mut live = builder.complete_with(warm, Ok(content))?;
         let status = live.qemu.status();

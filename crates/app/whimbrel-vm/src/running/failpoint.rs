@@ -14,7 +14,7 @@ static DIRECTORY: LazyLock<Option<PathBuf>> = LazyLock::new(|| {
 /// Interval at which a stopped daemon polls for the end of its wait.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Failpoints of an incoming machine, and of a rewind. The source waits for the answer meanwhile, so the
+/// Failpoints of an incoming machine, of a rewind and of new devices. The source waits for the answer meanwhile, so the
 /// former stop the whole migration.
 #[derive(Debug, Clone, Copy)]
 pub enum Failpoint {
@@ -34,6 +34,8 @@ pub enum Failpoint {
     Fetch,
     /// The machine is suspended as it was; nothing of the earlier state is loaded.
     Rewind,
+    /// A device is in the record of a running machine, which does not have it yet.
+    Device,
 }
 
 impl Failpoint {
@@ -47,6 +49,7 @@ impl Failpoint {
             Self::Running => "running",
             Self::Fetch => "fetch",
             Self::Rewind => "rewind",
+            Self::Device => "device",
         }
     }
 

@@ -19,6 +19,7 @@ mod failpoint;
 mod frozen_guest;
 mod guest_agent;
 mod guest_time;
+mod hotplug;
 mod machine_dirs;
 mod memory;
 mod memory_template;

@@ -23,7 +23,7 @@ use std::{
     time::Duration,
 };
 use whimbrel_block::{BeforeSet, SwappableDevice};
-use whimbrel_core::{ByteSize, MachineConfig};
+use whimbrel_core::{ByteSize, DiskConfig, MachineConfig};
 use whimbrel_qemu::{MachineUser, ProcessError, ProcessIdentity, QemuProcess, Sharing, Tpm};
 
 /// Directory of the QEMU's user, with its sockets. All else is closed to it.
@@ -149,7 +149,7 @@ impl RuntimeDir {
         memory.taken_by(dir.join(RAM));
         let qemu_dir = qemu_dir(dir);
         let user = MachineUser::of_dir(&qemu_dir).map_err(|e| RunningError::io("examine", &qemu_dir, e))?;
-        let serve = |(index, disk): (usize, &whimbrel_core::DiskConfig)| {
+        let serve = |(index, disk): (usize, &DiskConfig)| {
             ServedDisk::serve(disk_socket(&qemu_dir, index), user, (disk.size.0, before))
         };
         let disks = config.disks.iter().enumerate().map(serve).collect::<Result<_, RunningError>>()?;
@@ -166,11 +166,28 @@ impl RuntimeDir {
         let dir = runtime_dirs.join(id);
         memory.taken_by(dir.join(RAM));
         let qemu_dir = qemu_dir(&dir);
-        let passed = |(index, (disk, listener)): (usize, (&whimbrel_core::DiskConfig, UnixListener))| {
+        let passed = |(index, (disk, listener)): (usize, (&DiskConfig, UnixListener))| {
             ServedDisk::passed(disk_socket(&qemu_dir, index), disk.size.0, listener)
         };
         let disks = config.disks.iter().zip(listeners).enumerate().map(passed).collect();
         Self { id: id.to_owned(), dir, disks, template: None, _memory: memory }
+    }
+
+    /// Serves one more disk, which waits until it is set.
+    pub(super) fn add_disk(&mut self, size: ByteSize) -> Result<(), RunningError> {
+        let socket = disk_socket(&self.qemu_dir(), self.disks.len());
+        let served = ServedDisk::serve(socket, self.user()?, (size.0, BeforeSet::Wait))?;
+        self.disks.push(served);
+        Ok(())
+    }
+
+    /// Serves the disks from this one on no more. Nobody reads them.
+    pub(super) fn remove_disks_from(&mut self, index: usize) {
+        for disk in self.disks.drain(index.min(self.disks.len())..) {
+            drop(disk.device().close());
+            // One that stays is replaced by the next disk in this place.
+            let _ = fs::remove_file(disk.socket());
+        }
     }
 
     /// Servers of the disks.

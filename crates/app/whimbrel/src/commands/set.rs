@@ -1,4 +1,4 @@
-//! `whimbrel set`: changes the settings of a machine on its host, and its hardware while it does not run.
+//! `whimbrel set`: changes the settings of a machine on its host, and its hardware.
 
 use crate::{
     argument_types::{AutostartArg, DurationArg, LabelArg, NicArg, RestartArg, absolute},
@@ -21,11 +21,13 @@ Examples:
   whimbrel set web --label tier=front --unlabel owner --note 'moves to beta in May'
   whimbrel stop web && whimbrel set web --memory 4G --cpus 4 && whimbrel start web
   whimbrel set web --disk-size 40G                        the guest then makes its file system larger
-  whimbrel set web --add-disk 50G --add-net lan1 --display yes
+  whimbrel set web --add-disk 50G --add-net lan1          also while the machine runs
+  whimbrel set web --remove-disk 1                        the disk, with all that is on it
   whimbrel set desk --eject                               after the installation
   whimbrel set desk --cdrom rescue.iso --boot cdrom
 
-Hardware changes while the machine is stopped; the next start boots it with that. New disks are empty and come after \
+Hardware changes while the machine is stopped; the next start boots it with that. A machine that runs gets disks and \
+network ports too, and loses the last that it got so, once its guest lets go of it. New disks are empty and come after \
 those that it has. A running machine gives up memory by `whimbrel balloon`.
 
 A machine that another host has, or may have, is never started by itself. Neither is a suspended one. Settings stay \
@@ -61,7 +63,7 @@ pub(crate) struct Args {
 }
 
 #[derive(Debug, clap::Args)]
-#[command(next_help_heading = "Hardware of a stopped machine")]
+#[command(next_help_heading = "Hardware")]
 struct HardwareArgs {
     /// Size of the guest memory
     #[arg(long, value_name = "SIZE", group = "change")]
@@ -93,6 +95,9 @@ struct HardwareArgs {
     /// Empty disk of this size to add (repeatable)
     #[arg(long, value_name = "SIZE", group = "change")]
     add_disk: Vec<ByteSize>,
+    /// Number of its last disk, from 0, to remove with all that is on it
+    #[arg(long, value_name = "DISK", group = "change")]
+    remove_disk: Option<u32>,
     /// Network port to add, in a network or bridge of this host (repeatable)
     #[arg(long, value_name = "BRIDGE[,mac=ADDRESS]", group = "change")]
     add_net: Vec<NicArg>,
@@ -114,6 +119,7 @@ impl HardwareArgs {
             add_cdroms: self.cdroms,
             boot_order: self.boot.map(Into::into),
             add_disks: self.add_disk,
+            remove_disk: self.remove_disk,
             add_nics: self.add_net.into_iter().map(|port| port.0).collect(),
             remove_nics: self.remove_net,
         }

@@ -1,10 +1,13 @@
 //! Command line of QEMU. Pure.
 //!
 //! The order of devices, their ids and addresses are part of the device state: after a change, older states
-//! do not load. PCI slots: 01 screen, 02 balloon, 03 random numbers, 04 guest port, 05 USB,
-//! 08-0f network, 10-1d disks. SATA disks and CD-ROM drives are at ports of the controller that q35 has.
+//! do not load. PCI slots: 01 screen, 02 balloon, 03 random numbers, 04 guest port, 05 USB, 06 the bridge for
+//! devices that come later, 08-0f network, 10-1d disks. SATA disks and CD-ROM drives are at ports of the controller that q35 has.
 
-use super::spec::{LaunchSpec, MAX_DISKS, Sharing, SpecError, guest_disks, sata_disks};
+use super::{
+    devices::{self, LEGACY, RECONNECT_DELAY},
+    spec::{LaunchSpec, Sharing, SpecError, guest_disks},
+};
 use crate::guest_agent::QEMU_GA_PORT;
 use std::{
     ffi::{OsStr, OsString},
@@ -14,18 +17,8 @@ use std::{
     },
     path::Path,
 };
-use whimbrel_core::{Accel, DeviceModel, Firmware};
+use whimbrel_core::{Accel, Firmware};
 
-/// Seconds for which a disk tries to reconnect to its NBD server while requests wait: the server is the
-/// daemon, which may restart.
-const RECONNECT_DELAY: u32 = 3600;
-/// Selects the older of the two register layouts for every virtio device. The newer one adds the location of
-/// 1,024 possible queues to the state of each device: 45 KB and 0.4 ms at every pause. It has the same
-/// features except some of no use here (packed rings, an IOMMU).
-const LEGACY: &str = "disable-modern=on,disable-legacy=off";
-/// Guests do not leave UDP fragments to the network: a packet socket cannot say them. Linux has given them up
-/// as well (4.14).
-const NO_FRAGMENTS: &str = "host_ufo=off,guest_ufo=off";
 /// System calls that QEMU gives up before the guest runs: none of what it does here needs them.
 const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
 /// Loader of machines without a BIOS: it knows no disk and no screen, and starts the kernel within
@@ -38,8 +31,6 @@ const WITHOUT_PC_PARTS: &str = ",hpet=off,smm=off,sata=off,smbus=off,usb=off";
 const SCREEN: &str = "VGA,id=display0,addr=0x1,vgamem_mb=8";
 /// Flash memory: the program of the firmware, and its variables, which are a disk to all but the guest.
 const CODE: &str = "uefi-code";
-const FIRST_NIC_SLOT: usize = 0x08;
-const FIRST_DISK_SLOT: usize = 0x10;
 
 struct Value(OsString);
 
@@ -212,6 +203,9 @@ impl LaunchSpec {
             args.option("-device", "qemu-xhci,id=usb0,addr=0x5");
             args.option("-device", "usb-tablet,id=tablet0,bus=usb0.0,port=1");
         }
+        if self.config.hotplug.is_some() {
+            args.option("-device", devices::BRIDGE);
+        }
         args.option("-device", "pvpanic,id=panic0");
         self.tpm(args);
         if self.config.firmware == Firmware::Micro {
@@ -233,8 +227,6 @@ impl LaunchSpec {
     }
 
     fn nic(&self, args: &mut Args, index: usize) {
-        let slot = FIRST_NIC_SLOT + index;
-        let mac = &self.config.nics[index].mac;
         match &self.network {
             // The kernel's own server of virtio (vhost) would read guest memory past QEMU.
             Some(taps) => {
@@ -246,13 +238,7 @@ impl LaunchSpec {
                 args.value("-netdev", netdev.path(&self.net_socket(index)));
             }
         }
-        let (model, features) = match self.config.devices {
-            DeviceModel::Virtio => ("virtio-net-pci", format!(",{NO_FRAGMENTS},{LEGACY}")),
-            DeviceModel::Emulated => ("e1000", String::new()),
-        };
-        // No boot ROM: it would add 256 KiB of memory outside RAM to every state.
-        let place = format!("id=nic{index},netdev=net{index},mac={mac},addr={slot:#x},romfile=");
-        args.option("-device", format!("{model},{place}{features}"));
+        args.option("-device", devices::nic(&self.config, index));
     }
 
     /// A disk as QEMU sees it, by the name of its id, without a device for the guest.
@@ -268,29 +254,7 @@ impl LaunchSpec {
 
     fn disk(&self, args: &mut Args, index: usize) {
         self.disk_node(args, index);
-        let is_cdrom = self.config.cdroms.has(index);
-        // The guest never sees storage errors of the host: the machine pauses and its owner is notified.
-        let common = format!("id=disk{index},drive=disk{index},werror=stop,rerror=stop");
-        let boot = match &self.kernel {
-            None => format!(",bootindex={}", self.boot_place(index)),
-            Some(_) => String::new(),
-        };
-        let device = match sata_disks(&self.config).position(|disk| disk == index) {
-            Some(port) if is_cdrom => format!("ide-cd,{common},bus=ide.{port}{boot}"),
-            Some(port) => format!("ide-hd,{common},bus=ide.{port}{boot}"),
-            None => {
-                let slot = FIRST_DISK_SLOT + index;
-                format!("virtio-blk-pci,{common},addr={slot:#x},{LEGACY}{boot}")
-            }
-        };
-        args.option("-device", device);
-    }
-
-    /// Place of a disk in the order in which the firmware tries them: media of CD-ROM drives come after all
-    /// others, or before.
-    fn boot_place(&self, index: usize) -> usize {
-        let cdroms = &self.config.cdroms;
-        if cdroms.has(index) == cdroms.first { index } else { index + MAX_DISKS }
+        args.option("-device", devices::disk(&self.config, index));
     }
 }
 
@@ -298,7 +262,9 @@ impl LaunchSpec {
 mod tests {
     use super::*;
     use crate::launch::RamBacking;
-    use whimbrel_core::{ByteSize, CdromDrives, DiskConfig, MachineConfig, NicConfig};
+    use whimbrel_core::{
+        ByteSize, CdromDrives, DeviceModel, DiskConfig, HotplugBridge, MachineConfig, NicConfig,
+    };
 
     fn spec() -> LaunchSpec {
         let config = MachineConfig {
@@ -316,6 +282,7 @@ mod tests {
             display: false,
             devices: DeviceModel::Virtio,
             cdroms: CdromDrives::default(),
+            hotplug: None,
         };
         let ram = RamBacking { path: "/ram,share=off".into(), sharing: Sharing::Shared };
         LaunchSpec { disks: vec!["/nbd".into()], ..LaunchSpec::new(config, "/slot", ram) }
@@ -410,6 +377,24 @@ mod tests {
         has(&emulated[3], &["ide-hd,id=disk2", "bus=ide.2"]);
         assert!(devices(DeviceModel::Emulated, false, 7).is_err(), "the controller has six ports");
         assert!(devices(DeviceModel::Virtio, false, 1).is_err(), "a drive without its medium");
+    }
+
+    #[test]
+    fn devices_that_were_added_to_a_running_machine_stay_on_their_bridge() {
+        let mut spec = spec();
+        spec.config.disks = vec![DiskConfig { size: ByteSize(1 << 20) }; 2];
+        spec.disks = vec!["/nbd".into(); 2];
+        spec.config.nics = vec![spec.config.nics[0].clone(); 2];
+        let words = |spec: &LaunchSpec| spec.argv().unwrap().join(" ".as_ref()).into_string().unwrap();
+        assert!(!words(&spec).contains("hotplug0"));
+        spec.config.hotplug = Some(HotplugBridge { disks: vec![1], nics: vec![1] });
+        let words = words(&spec);
+        for part in
+            ["pci-bridge,id=hotplug0", "bus=hotplug0,addr=0x11", "bus=hotplug0,addr=0x9", ",addr=0x10"]
+        {
+            assert!(words.contains(part), "no {part}: {words}");
+        }
+        assert_eq!(words.matches("bus=hotplug0").count(), 2);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 mod command_line;
 mod confined;
+pub(crate) mod devices;
 mod spec;
 
 pub use spec::{

@@ -5,11 +5,13 @@
 
 mod control;
 mod device_state;
+mod hotplug;
 mod incoming_state;
 mod parts;
 mod tap_device;
 
 pub use control::{BalloonStats, Status};
+pub use hotplug::HotplugError;
 pub use parts::{QemuDescriptors, QemuState};
 
 use crate::{

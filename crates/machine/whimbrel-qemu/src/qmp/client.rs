@@ -14,13 +14,14 @@ use super::{
 };
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, eventfd, poll},
-    net::RecvFlags,
+    net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg},
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::{
     collections::HashMap,
-    io::{self, Write},
+    io::{self, IoSlice, Write},
+    mem::MaybeUninit,
     net::Shutdown,
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
@@ -339,6 +340,17 @@ impl Qmp {
     /// Whether the connection is open.
     pub fn is_connected(&self) -> bool {
         !self.shared.lock().closed
+    }
+
+    /// Passes a descriptor to QEMU, which knows it by `name` until a command takes it.
+    pub(crate) fn pass_descriptor(&self, name: &str, descriptor: BorrowedFd<'_>) -> Result<(), QmpError> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        ancillary.push(SendAncillaryMessage::ScmRights(std::slice::from_ref(&descriptor)));
+        // QEMU keeps the descriptor that came last for `getfd`. White space is no part of a command.
+        let sent = sendmsg(&*lock(&self.writer), &[IoSlice::new(b" ")], &mut ancillary, SendFlags::NOSIGNAL);
+        sent.map_err(|errno| QmpError::Io(errno.into()))?;
+        self.execute("getfd", json!({"fdname": name})).map(drop)
     }
 
     fn send(&self, lines: &[u8]) -> io::Result<()> {
