@@ -119,15 +119,9 @@ export const ACTIONS: Action[] = [
   {
     name: "Hardware",
     call: "POST /v1/machines/{name}/settings",
-    states: ["stopped", "crashed"],
+    states: ["stopped", "crashed", "running"],
     ask: askHardware,
-    body: (_, given) => ({
-      hardware: {
-        memory: Number(given.memory) * MIB,
-        cpus: Number(given.cpus),
-        display: given.display === "yes",
-      },
-    }),
+    body: (_, given) => ({ hardware: hardwareOf(given) }),
   },
   {
     name: "Delete",
@@ -144,10 +138,34 @@ export const ACTIONS: Action[] = [
   },
 ];
 
-const MIB = 1 << 20;
+const [MIB, GIB] = [1 << 20, 1 << 30];
+
+/** What changes. Fields that were not there, since the machine runs, are not in it. */
+function hardwareOf(given: Answers): object {
+  return {
+    ...(given.memory ? { memory: Number(given.memory) * MIB } : {}),
+    ...(given.cpus ? { cpus: Number(given.cpus) } : {}),
+    ...(given.display ? { display: given.display === "yes" } : {}),
+    ...(given.eject === "yes" ? { eject: true } : {}),
+    ...(given.disk ? { add_disks: [Number(given.disk) * GIB] } : {}),
+    ...(given.net ? { add_nics: [{ bridge: given.net }] } : {}),
+  };
+}
 
 async function askHardware(machines: MachineInfo[]): Promise<Answers | undefined> {
   const [first] = machines;
+  const added: Field[] = [
+    { name: "disk", label: "Empty disk to add, in GiB", kind: "number", optional: true },
+    { name: "net", label: "Network to join with one more port", optional: true },
+  ];
+  if (machines.some((machine) => machine.state.kind === "running"))
+    return ask({
+      title: `Hardware of ${names(machines)}`,
+      text: "A machine that runs gets disks and network ports. All else can change while it is stopped.",
+      fields: added,
+      button: "Change",
+    });
+  const hasCdrom = machines.some((machine) => machine.disks.some((disk) => disk.cdrom));
   return ask({
     title: `Hardware of ${names(machines)}`,
     text: "The next start boots the machine with it. Its capsules keep the hardware that they were taken with.",
@@ -164,6 +182,8 @@ async function askHardware(machines: MachineInfo[]): Promise<Answers | undefined
           { value: "yes", label: "screen, keyboard and pointer" },
         ],
       },
+      ...(hasCdrom ? [{ name: "eject", label: "Take all CD-ROMs out", kind: "check" } as Field] : []),
+      ...added,
     ],
     button: "Change",
   });

@@ -1,7 +1,7 @@
 // The page: logs in, and shows what the address after `#` names.
 import { render } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { currentCaller, Failure, login, logout, token, whenRefused } from "./api";
+import { currentCaller, Failure, login, logout, may, token, whenRefused } from "./api";
 import { Dialogs } from "./dialog";
 import { listen } from "./live";
 import { Capsule, Capsules } from "./pages/capsules";
@@ -10,9 +10,11 @@ import { Machine } from "./pages/machine";
 import { Machines } from "./pages/machines";
 import { Migration, Migrations } from "./pages/migrations";
 import { Networks } from "./pages/networks";
+import { Pools } from "./pages/pools";
+import { Sessions } from "./pages/sessions";
 import { CancelButton, OperationPage, Operations, Progress, stageText } from "./pages/operations";
 import { Schedule, Schedules } from "./pages/schedules";
-import type { CallerInfo, HostInfo } from "./schema";
+import type { Call, CallerInfo, HostInfo } from "./schema";
 import { Search } from "./search";
 import { close, messages, usePoll, watched } from "./state";
 import "./style.css";
@@ -24,8 +26,13 @@ const PLACES = [
   ["migrations", "Migrations"],
   ["schedules", "Schedules"],
   ["networks", "Networks"],
+  ["sessions", "Sessions"],
+  ["pools", "Pools"],
   ["host", "Host"],
 ] as const;
+
+/** Calls without which there is no such page. */
+const CALLS: Record<string, Call> = { sessions: "GET /v1/sessions", pools: "GET /v1/pools" };
 
 /** The parts of the address after `#/`. */
 function usePlace(): string[] {
@@ -62,6 +69,10 @@ function Shown({ place: [page = "", id, tab] }: { place: string[] }) {
       return id ? <Schedule key={id} name={id} /> : <Schedules />;
     case "networks":
       return <Networks />;
+    case "sessions":
+      return <Sessions />;
+    case "pools":
+      return <Pools />;
     case "host":
       return <Host />;
     default:
@@ -93,7 +104,7 @@ function Shell({ caller, leave }: { caller: CallerInfo; leave: () => void }) {
         </div>
         <Search />
         <nav aria-label="Pages">
-          {PLACES.map(([name, label]) => (
+          {PLACES.filter(([name]) => CALLS[name] === undefined || may(CALLS[name])).map(([name, label]) => (
             <a key={name} href={`#/${name}`} aria-current={name === here ? "page" : undefined}>
               {label}
             </a>

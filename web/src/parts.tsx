@@ -54,7 +54,9 @@ export function Loaded<T>({
 
 /** Names and values, in columns where there is room. */
 export function Facts({ facts }: { facts: [string, ComponentChildren][] }) {
-  const known = facts.filter(([, value]) => value !== undefined && value !== null && value !== "");
+  const known = facts.filter(
+    ([, value]) => value !== undefined && value !== null && value !== "" && value !== false,
+  );
   return (
     <dl class="facts">
       {known.map(([name, value]) => (

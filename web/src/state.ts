@@ -26,8 +26,8 @@ let nextMessage = 1;
 
 /** Whether the events of the host come in, so that nothing has to be asked for just in case. */
 export const following = new Store(false);
-/** What other hosts are asked for, of which the events of this one say nothing. */
-const ELSEWHERE: Call[] = ["GET /v1/hosts"];
+/** What others are asked for, of which the events of this host say nothing. */
+const ELSEWHERE: Call[] = ["GET /v1/hosts", "GET /v1/sessions", "GET /v1/pools"];
 /** Time in which several changes count as one. */
 const TOGETHER = 50;
 /** Interval of questions while events come in, for what has no event. */

@@ -26,6 +26,8 @@ const PAGES = [
   "schedules",
   "schedules/nightly",
   "networks",
+  "sessions",
+  "pools",
   "host",
 ];
 
@@ -262,6 +264,10 @@ async function stopsAndStartsIt(page) {
   await page.getByText("224 MiB").waitFor();
   await page.getByRole("button", { name: "Start", exact: true }).click();
   await state(page, "running").waitFor();
+  // It gets a disk while it runs, which goes with it from here on.
+  await page.getByRole("button", { name: "Hardware", exact: true }).click();
+  await answer(page, "Change", { "Empty disk to add, in GiB": "1" });
+  await page.getByRole("table", { name: "Disks" }).getByText("1 GiB").waitFor();
 }
 
 async function watchesAMigration(page) {

@@ -68,6 +68,48 @@ fn a_browser_does_what_its_token_allows_and_shows_what_happens() {
     assert!(!audit.contains("whimbrel_"), "a token is in the audit log: {audit}");
 }
 
+/// A pool with one benefactor and a mounted directory of which something is not sent; prints the manager.
+const STORAGE: &str = r#"
+key=$(whimbrel pool key --data manager)
+whimbrel pool admit --data manager alpha HOST
+whimbrel pool admit --data manager b1 "$(whimbrel pool key --data b1)"
+whimbrel pool manager --data manager --listen 127.0.0.1:7500 &
+whimbrel pool benefactor --name b1 --data b1 --capacity 1G --keep-free 0 --listen 127.0.0.1:7501 \
+  --manager "127.0.0.1:7500/$key" &
+mkdir files mnt
+mine=$(whimbrel session key --keys-dir mine)
+theirs=$(whimbrel session key --keys-dir theirs)
+whimbrel serve "$PWD/files" --listen 127.0.0.1:7788 --allow "$mine" --keys-dir theirs &
+for _ in $(seq 100); do
+  whimbrel mount "127.0.0.1:7788:$PWD/files" "$PWD/mnt" --name work --control-dir CONTROL --cache-dir cache \
+    --cache-size 64M --write back --write-back-delay never --key "$theirs" --keys-dir mine && break
+  sleep 0.1
+done >/dev/null 2>&1
+head -c 100000 /dev/zero >mnt/two
+echo "$key"
+"#;
+
+#[test]
+fn sessions_and_pools_are_shown_as_they_are() {
+    let mut cluster = Cluster::start(&["alpha"]);
+    let alpha = cluster.host("alpha");
+    let home = cluster.disk.path().join("home");
+    fs::create_dir(&home).expect("a folder");
+    let control = alpha.socket().parent().expect("a folder").join("sessions");
+    let script = STORAGE.replace("HOST", &alpha.key()).replace("CONTROL", control.to_str().expect("a path"));
+    let made = alpha.shell(&script, &home);
+    let said = String::from_utf8_lossy(&made.stdout).into_owned();
+    assert!(made.status.success(), "{said}\n{}", String::from_utf8_lossy(&made.stderr));
+    let key = said.lines().last().expect("a key").to_owned();
+    let pools = format!("pools = [\"127.0.0.1:7500/{key}\", \"127.0.0.1:7599/{key}\"]");
+    cluster.host_mut("alpha").restart_with(&pools);
+    let alpha = cluster.host("alpha");
+    let mount = home.join("mnt");
+    let settings = json!({ "admin": token(alpha, "adam", "admin"), "key": key, "mount": mount });
+    browse(&cluster, alpha, "storage.mjs", settings);
+    alpha.exec("umount", &["-l", mount.to_str().expect("a path")]);
+}
+
 #[test]
 fn a_thousand_machines_are_listed_and_the_first_load_is_small() {
     let mut cluster = Cluster::start(&["alpha"]);

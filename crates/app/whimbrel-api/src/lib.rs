@@ -29,9 +29,11 @@ mod openapi_errors;
 mod openapi_examples;
 mod openapi_names;
 mod operation;
+mod pool;
 mod protect;
 pub mod routes;
 mod schedule;
+mod session;
 mod settings;
 mod token;
 mod transfer;
@@ -78,6 +80,7 @@ pub use operation::{
     CaptureReport, Damage, NetworkHandover, Operation, OperationId, OperationKind, OperationResult,
     OperationState, PostcopyInfo, Progress, RepairedCapsule, RoundInfo, Unit,
 };
+pub use pool::{PoolBenefactor, PoolInfo, PoolScrub, PoolState};
 pub use protect::{
     EpochPauseParts, FailoverRequest, ProtectBlock, ProtectFigures, ProtectMode, ProtectRequest, ProtectRole,
     ProtectState, ProtectionInfo, SnapshotRule, TakeoverInfo,
@@ -85,6 +88,7 @@ pub use protect::{
 pub use schedule::{
     Retention, ScheduleInfo, ScheduleReport, ScheduleRequest, ScheduleRunRequest, ScheduledRun, ScheduledWork,
 };
+pub use session::SessionInfo;
 pub use settings::{
     Autostart, DiskSize, HardwareChange, MachineSettings, RESTARTS_MAX, RenameRequest, RestartInfo,
     RestartPolicy, RestartRule, SettingsRequest,

@@ -51,10 +51,10 @@ mod tests {
             CheckpointRequest CloneRequest CpuBaseline CpuBaselineRequest DeriveRequest DirtyTraceRequest EvacuateRequest ExecRequest ExecResult ExportRequest
             FailoverRequest FileContent FileReadRequest FileWriteRequest GoldenMatch GraphNode HostEvent HostInfo HostMachines ImageOffers ImagePullRequest ImportRequest
             KeyChangeRequest MachineInfo MachineUsage MatchRequest MigrateRequest MigrationRecord NetworkInfo NetworkRequest
-            NewToken Operation OutdatedReport PortsRequest PreviousCapsule PromoteReport PromoteRequest
+            NewToken Operation OutdatedReport PoolInfo PortsRequest PreviousCapsule PromoteReport PromoteRequest
             ProtectRequest PublishedPort PullRequest PushRequest RefRights RefVersion RemoteCapsule
             RenameRequest RepairRequest ResolveRequest ResumeRequest RewindRequest RunRequest ScheduleInfo ScheduleReport
-            ScheduleRequest ScheduleRunRequest SettingsRequest StopRequest StoreEncryption SuspendRequest
+            ScheduleRequest ScheduleRunRequest SessionInfo SettingsRequest StopRequest StoreEncryption SuspendRequest
             TagRequest Tagged TokenInfo TokenRequest TrustEntry
         };
         assert_eq!(tried, examples().into_keys().collect());

@@ -77,6 +77,8 @@ paths! {
     CACHE = "/v1/cache";
     NETWORKS = "/v1/networks";
     NETWORK = "/v1/networks/{name}";
+    SESSIONS = "/v1/sessions";
+    POOLS = "/v1/pools";
     TRUST = "/v1/trust";
     TRUST_ENTRY = "/v1/trust/{name}";
     TOKENS = "/v1/tokens";

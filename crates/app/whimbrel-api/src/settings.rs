@@ -126,13 +126,14 @@ pub struct SettingsRequest {
     /// Remark of its users; an empty one removes it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
-    /// Other hardware.
+    /// Changes of its hardware; none by default.
     #[serde(default, skip_serializing_if = "HardwareChange::is_empty")]
     pub hardware: HardwareChange,
 }
 
-/// Other hardware of a machine: what is absent stays as it is. One that runs gets and loses disks and network
-/// ports, of which it can lose the last that it got while it ran; all else needs one that is stopped or crashed.
+/// Other hardware of a machine: what is absent stays as it is. One that runs gets and loses disks and
+/// network ports, of which it can lose the last that it got while it ran; all else needs one that is stopped
+/// or crashed.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct HardwareChange {

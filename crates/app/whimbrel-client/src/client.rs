@@ -213,6 +213,10 @@ calls! {
     GET network(name: &str) -> NetworkInfo: routes::path(NETWORK, name);
     /// Deletes a managed network.
     DELETE delete_network(name: &str) -> (): routes::path(NETWORK, name);
+    /// Sessions that root has mounted on the host.
+    GET sessions() -> Vec<SessionInfo>: SESSIONS;
+    /// Pools that the host knows.
+    GET pools() -> Vec<PoolInfo>: POOLS;
     /// Changes the published ports of a machine.
     POST change_ports(name: &MachineName) [request: &PortsRequest] -> Vec<PublishedPort>: routes::path(MACHINE_PORTS, name);
     /// Schedules of the host.

@@ -33,7 +33,8 @@ use crate::{
 use std::{
     net::SocketAddr,
     ops::Deref,
-    sync::{Arc, Weak},
+    path::PathBuf,
+    sync::{Arc, OnceLock, Weak},
     time::Duration,
 };
 use tokio::runtime::Handle;
@@ -86,7 +87,9 @@ pub(crate) struct Daemon {
     pub(crate) store_sample: StoreSample,
     /// Machines whose guests may send frames of other stations.
     unfiltered: Vec<MachineName>,
-    incoming: std::sync::OnceLock<IncomingMigrations>,
+    /// Folder of the control sockets of sessions, once it is known.
+    pub(crate) session_sockets: OnceLock<PathBuf>,
+    incoming: OnceLock<IncomingMigrations>,
 }
 
 impl Deref for Daemon {
@@ -145,7 +148,8 @@ impl Daemon {
             addresses: GuestAddresses::default(),
             store_sample: StoreSample::default(),
             unfiltered,
-            incoming: std::sync::OnceLock::new(),
+            session_sockets: OnceLock::new(),
+            incoming: OnceLock::new(),
         });
         // Finding QEMU and testing KVM takes seconds, once: better before the first machine is requested.
         std::thread::spawn(|| whimbrel_qemu::probe().map(whimbrel_qemu::best_accel));

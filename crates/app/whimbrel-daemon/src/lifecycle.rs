@@ -51,6 +51,8 @@ pub struct DaemonOptions {
     pub unfiltered: Vec<MachineName>,
     /// Where the master key of the store comes from; none if the store is not encrypted.
     pub encryption: Option<KeySource>,
+    /// Pools to show beside those that are used, each as a manager prints it.
+    pub pools: Vec<String>,
     /// Sources of images.
     pub image_sources: Vec<ImageSource>,
     /// Address of the HTTP API for users elsewhere, with tokens, over TLS.
@@ -91,6 +93,9 @@ pub fn run(options: DaemonOptions) -> Result<(), DaemonError> {
     }
     let place = (name, options.listen);
     let host = Daemon::open(place, layout, unfiltered, images, key, runtime.handle().clone())?;
+    host.add_pools(&options.pools)?;
+    // Where `whimbrel mount` makes them for root: beside the API's.
+    options.socket.parent().map(|folder| host.session_sockets.get_or_init(|| folder.join("sessions")));
     host.recover_machines(options.machine_processes)
         .inspect_err(|_| host.detach_machines(options.machine_processes))?;
     host.start_uploads();

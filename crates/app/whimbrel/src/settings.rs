@@ -31,6 +31,8 @@ pub(crate) struct Settings {
     pub(crate) socket: Option<PathBuf>,
     /// Machines whose guests may send frames of other stations.
     pub(crate) unfiltered: Option<Vec<MachineName>>,
+    /// Pools to show, each as a manager prints it.
+    pub(crate) pools: Option<Vec<String>>,
     /// Sources of images.
     pub(crate) image_sources: Option<Vec<ImageSource>>,
     /// Address of the API for users elsewhere.
@@ -74,6 +76,7 @@ impl Settings {
             run_dir: self.run_dir.or(below.run_dir),
             socket: self.socket.or(below.socket),
             unfiltered: self.unfiltered.or(below.unfiltered),
+            pools: self.pools.or(below.pools),
             image_sources: self.image_sources.or(below.image_sources),
             api_listen: self.api_listen.or(below.api_listen),
             web: self.web.or(below.web),

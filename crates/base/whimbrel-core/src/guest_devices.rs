@@ -1,5 +1,5 @@
-//! Devices of a machine for which a guest needs drivers: disks, CD-ROM drives and network ports, and the bridge
-//! that takes more of them while the machine runs.
+//! Devices of a machine for which a guest needs drivers: disks, CD-ROM drives and network ports, and the
+//! bridge that takes more of them while the machine runs.
 
 use serde::{Deserialize, Serialize};
 

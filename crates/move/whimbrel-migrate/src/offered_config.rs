@@ -1,7 +1,7 @@
 //! The configuration of a machine in an offer. Parts that came later (a port for qemu-ga, a firmware, a TPM,
-//! a screen, CD-ROM drives, emulated devices, a bridge for devices that come later) are words after the machine type, each behind a `+`, which no
-//! type of QEMU has: a target that does not know one refuses the offer, and the form is that of earlier
-//! versions.
+//! a screen, CD-ROM drives, emulated devices, a bridge for devices that come later) are words after the
+//! machine type, each behind a `+`, which no type of QEMU has: a target that does not know one refuses the
+//! offer, and the form is that of earlier versions.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use whimbrel_core::{CdromDrives, DeviceModel, Firmware, HotplugBridge, MachineConfig};

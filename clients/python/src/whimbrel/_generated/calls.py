@@ -43,6 +43,7 @@ from .models import (
     NicRequest,
     Operation,
     OutdatedReport,
+    PoolInfo,
     PortRequest,
     PreviousCapsule,
     Profile,
@@ -59,6 +60,7 @@ from .models import (
     ScheduleReport,
     ScheduledWork,
     SelfService,
+    SessionInfo,
     SnapshotRule,
     StopMode,
     StoreEncryption,
@@ -633,6 +635,11 @@ class Calls(ABC):
         answer: MachineInfo = self._json("POST", f"/v1/machines/{quote(name)}/pause")
         return answer
 
+    def pools(self) -> list[PoolInfo]:
+        """Pools that the host knows; their managers are asked."""
+        answer: list[PoolInfo] = self._json("GET", "/v1/pools")
+        return answer
+
     def ports(
         self,
         name: Name,
@@ -952,6 +959,11 @@ class Calls(ABC):
         answer: Operation = self._json("POST", "/v1/store/seal")
         return answer
 
+    def sessions(self) -> list[SessionInfo]:
+        """Sessions that root has mounted on the host."""
+        answer: list[SessionInfo] = self._json("GET", "/v1/sessions")
+        return answer
+
     def set(
         self,
         name: Name,
@@ -962,9 +974,7 @@ class Calls(ABC):
         note: str | None = None,
         restart: RestartRule | None = None,
     ) -> MachineInfo:
-        """Change when a machine starts by itself, its labels, its note and, while it does not run,
-        its hardware.
-        """
+        """Change when a machine starts by itself, its labels, its note and its hardware."""
         answer: MachineInfo = self._json(
             "POST",
             f"/v1/machines/{quote(name)}/settings",
@@ -1687,6 +1697,11 @@ class AsyncCalls(ABC):
         answer: MachineInfo = await self._json("POST", f"/v1/machines/{quote(name)}/pause")
         return answer
 
+    async def pools(self) -> list[PoolInfo]:
+        """Pools that the host knows; their managers are asked."""
+        answer: list[PoolInfo] = await self._json("GET", "/v1/pools")
+        return answer
+
     async def ports(
         self,
         name: Name,
@@ -2006,6 +2021,11 @@ class AsyncCalls(ABC):
         answer: Operation = await self._json("POST", "/v1/store/seal")
         return answer
 
+    async def sessions(self) -> list[SessionInfo]:
+        """Sessions that root has mounted on the host."""
+        answer: list[SessionInfo] = await self._json("GET", "/v1/sessions")
+        return answer
+
     async def set(
         self,
         name: Name,
@@ -2016,9 +2036,7 @@ class AsyncCalls(ABC):
         note: str | None = None,
         restart: RestartRule | None = None,
     ) -> MachineInfo:
-        """Change when a machine starts by itself, its labels, its note and, while it does not run,
-        its hardware.
-        """
+        """Change when a machine starts by itself, its labels, its note and its hardware."""
         answer: MachineInfo = await self._json(
             "POST",
             f"/v1/machines/{quote(name)}/settings",

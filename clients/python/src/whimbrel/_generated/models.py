@@ -1973,6 +1973,81 @@ class OutdatedReport(TypedDict):
     standing: list[OutdatedChild]
 
 
+class PoolBenefactor(TypedDict):
+    """Member of a pool that lends a disk."""
+
+    #: Address for clients.
+    address: str
+    #: Bytes that it offers.
+    capacity: int
+    #: Chunks that were found damaged or missing there.
+    faults: int
+    #: Bytes that it can still store.
+    free: int
+    #: Name of the benefactor.
+    name: str
+    scrub: NotRequired[PoolScrub | None]
+    #: Seconds since it was heard last.
+    silent_s: int
+    #: State: `online`, `offline`, `lost` or `draining`.
+    state: str
+    #: Bytes of its chunks.
+    used: int
+
+
+class PoolInfo(TypedDict):
+    """Pool, as one of its managers sees it."""
+
+    #: Managers, as `whimbrel pool manager` prints them, with commas between them.
+    managers: str
+    #: Why no manager says more, if none does.
+    problem: NotRequired[str | None]
+    state: NotRequired[PoolState | None]
+
+
+class PoolScrub(TypedDict):
+    """Round in which a benefactor reads and checks all that it has."""
+
+    #: Bytes checked in this round.
+    checked: int
+    #: Damaged copies found in this round or the last.
+    damaged: int
+    #: Seconds since the last complete round; none before the first.
+    ended_s: NotRequired[int | None]
+    #: Whether a round at the set rate takes longer than the set time.
+    late: bool
+    #: Bytes that the benefactor has.
+    of: int
+
+
+class PoolState(TypedDict):
+    """State of a pool."""
+
+    #: Age of the newest backup of the metadata; none without one.
+    backup_age_s: NotRequired[int | None]
+    #: Members that lend disks.
+    benefactors: list[PoolBenefactor]
+    #: Number of files.
+    files: int
+    #: Bytes of all versions.
+    logical: int
+    #: Chunks without a reachable copy.
+    lost: int
+    #: Versions that users or holders have pinned.
+    pinned: int
+    #: Seconds until all chunks have their copies, at the present rate; none if there is no
+    #: progress.
+    repaired_in_s: NotRequired[int | None]
+    #: Chunks with fewer copies than required.
+    short_of_copies: int
+    #: Bytes of their distinct chunks.
+    unique: int
+    #: Number of their versions.
+    versions: int
+    #: Files that are being written.
+    writing: int
+
+
 class PortRequest(TypedDict):
     """A port of the host that leads to a port of a machine."""
 
@@ -2591,11 +2666,44 @@ class SelfService(TypedDict):
     migrate: NotRequired[list[Name]]
 
 
+class SessionInfo(TypedDict):
+    """Session that is mounted on the host, by its root user."""
+
+    #: Number of times the connection broke.
+    broken: int
+    #: Capacity of the cache in bytes.
+    cache_capacity: int
+    #: Bytes of the cache in use.
+    cache_used: int
+    #: Whether there is a connection.
+    connected: bool
+    #: Directory of the server.
+    directory: str
+    #: What has happened last, oldest first.
+    events: NotRequired[list[str]]
+    #: Reads that the cache answered, as a fraction of all; none before the first.
+    hit_ratio: NotRequired[float | None]
+    #: Place where it is mounted.
+    mount: str
+    #: Name of the session.
+    name: str
+    #: Round trip in milliseconds; none without a connection.
+    round_trip_ms: NotRequired[float | None]
+    #: Address of the server.
+    server: str
+    #: Bytes that the server does not have yet.
+    unsent_bytes: int
+    #: Files with such bytes.
+    unsent_files: int
+    #: Changes of names that the server has yet to make.
+    unsent_names: int
+
+
 class SettingsRequest(TypedDict):
     """Body of `POST /v1/machines/{name}/settings`: what is absent stays as it is."""
 
     autostart: NotRequired[Autostart | None]
-    #: Other hardware.
+    #: Changes of its hardware; none by default.
     hardware: NotRequired[HardwareChange]
     #: Labels to set, and, with null, labels to remove.
     labels: NotRequired[dict[str, str | None]]
@@ -3116,6 +3224,10 @@ __all__ = [
     "OperationSucceeded",
     "OutdatedChild",
     "OutdatedReport",
+    "PoolBenefactor",
+    "PoolInfo",
+    "PoolScrub",
+    "PoolState",
     "PortProtocol",
     "PortRequest",
     "PortsRequest",
@@ -3168,6 +3280,7 @@ __all__ = [
     "ScheduledWorkPush",
     "ScheduledWorkVerify",
     "SelfService",
+    "SessionInfo",
     "SettingsRequest",
     "SnapshotRule",
     "StopMode",

@@ -1,10 +1,10 @@
 //! Other hardware for a machine: memory, CPUs, a screen, more disks, CD-ROM drives, network ports. One that
 //! runs gets and loses disks and network ports alone ([`super::hotplug`]).
 //!
-//! No device state of a machine that is off is lost, since there is none: the next start boots it with what it
-//! has then. Disks keep their places, so that overlays and capsules go on with them; new ones come after them, empty,
-//! and those that become larger have zeros at their end. Media of CD-ROM drives come last, and disks are
-//! added only while there are none.
+//! No device state of a machine that is off is lost, since there is none: the next start boots it with what
+//! it has then. Disks keep their places, so that overlays and capsules go on with them; new ones come after
+//! them, empty, and those that become larger have zeros at their end. Media of CD-ROM drives come last, and
+//! disks are added only while there are none.
 
 use crate::{
     core::error::DaemonError,

@@ -166,6 +166,11 @@ impl Schedules {
         Ok(records.iter().map(|record| self.info(record, &refs, (now, &actions.host()))).collect())
     }
 
+    /// What each schedule does.
+    pub(crate) fn works(&self) -> Vec<ScheduledWork> {
+        self.table().values().map(|record| record.schedule.work.clone()).collect()
+    }
+
     pub(crate) fn show(
         &self,
         name: &MachineName,

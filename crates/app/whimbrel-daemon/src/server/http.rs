@@ -16,7 +16,7 @@ use crate::{
         },
         console::console,
         display::display,
-        metrics, peer_rpc, streams,
+        metrics, peer_rpc, sessions, streams,
         strict_json::Strict,
         web_page,
     },
@@ -178,6 +178,8 @@ fn machine_routes(calls: Calls) -> Calls {
         CreateNetwork () (request: NetworkRequest) => move |host| host.networks.create(&request);
         DeleteNetwork (name: NetworkName) () => move |host| host.delete_network(name.0.as_str());
         Hosts () () => |host| host.hosts();
+        Sessions () () => |host| Ok(host.session_sockets.get().map_or_else(Vec::new, |folder| sessions::list(folder)));
+        Pools () () => |host| Ok(host.pool_infos());
         Trusted () () => |host| host.trust_list();
         Trust () (entry: TrustEntry) => move |host| host.trust_add(entry);
         Limit (name: HostName) (rights: RefRights) => move |host| host.trust_limit(&name, rights);

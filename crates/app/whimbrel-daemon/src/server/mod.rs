@@ -7,6 +7,7 @@ mod http;
 pub(crate) mod listen;
 pub(crate) mod metrics;
 pub(crate) mod peer_rpc;
+mod sessions;
 mod streams;
 mod strict_json;
 mod web_page;

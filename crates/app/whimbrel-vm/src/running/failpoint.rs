@@ -14,8 +14,8 @@ static DIRECTORY: LazyLock<Option<PathBuf>> = LazyLock::new(|| {
 /// Interval at which a stopped daemon polls for the end of its wait.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Failpoints of an incoming machine, of a rewind and of new devices. The source waits for the answer meanwhile, so the
-/// former stop the whole migration.
+/// Failpoints of an incoming machine, of a rewind and of new devices. The source waits for the answer
+/// meanwhile, so the former stop the whole migration.
 #[derive(Debug, Clone, Copy)]
 pub enum Failpoint {
     /// The machine is offered; nothing is reserved.

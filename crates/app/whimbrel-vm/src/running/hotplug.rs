@@ -14,7 +14,7 @@ use whimbrel_net::{GuestNetwork, PortFilter};
 use whimbrel_qemu::Qemu;
 
 impl RunningMachine {
-    /// Its hardware.
+    /// Hardware of the machine as it is now.
     pub fn config(&self) -> &MachineConfig {
         &self.setup.config
     }

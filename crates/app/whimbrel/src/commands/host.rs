@@ -70,6 +70,10 @@ pub(crate) struct Args {
     /// Address of the web page: without TLS on loopback, else with it; --api-listen has it, too
     #[arg(long, value_name = "ADDRESS:PORT")]
     web: Option<SocketAddr>,
+    /// Pool to show on the web page beside those that the host uses, as `whimbrel pool manager` prints it
+    /// (may be repeated)
+    #[arg(long, value_name = "MANAGER")]
+    pool: Vec<String>,
     /// Certificate chain for --api-listen and --web, in PEM [default: one of its own, made at the first
     /// start]
     #[arg(long, value_name = "FILE", requires = "api_key", value_parser = absolute)]
@@ -120,6 +124,7 @@ impl Args {
             run_dir: self.run_dir,
             socket,
             unfiltered: (!self.unfiltered.is_empty()).then_some(self.unfiltered),
+            pools: (!self.pool.is_empty()).then_some(self.pool),
             image_sources: None,
             api_listen: self.api_listen,
             web: self.web,
@@ -160,6 +165,7 @@ impl Args {
             run_dir: settings.run_dir.unwrap_or_else(|| format!("/dev/shm/whimbrel-{name}").into()),
             socket: settings.socket.unwrap_or_else(|| DEFAULT_SOCKET.into()),
             unfiltered: settings.unfiltered.unwrap_or_default(),
+            pools: settings.pools.unwrap_or_default(),
             image_sources: settings.image_sources.unwrap_or_else(ImageSource::defaults),
             name,
             data,

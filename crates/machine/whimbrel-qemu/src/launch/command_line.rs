@@ -1,8 +1,9 @@
 //! Command line of QEMU. Pure.
 //!
 //! The order of devices, their ids and addresses are part of the device state: after a change, older states
-//! do not load. PCI slots: 01 screen, 02 balloon, 03 random numbers, 04 guest port, 05 USB, 06 the bridge for
-//! devices that come later, 08-0f network, 10-1d disks. SATA disks and CD-ROM drives are at ports of the controller that q35 has.
+//! do not load. PCI slots: 01 screen, 02 balloon, 03 random numbers, 04 guest port, 05 USB, 06 the bridge
+//! for devices that come later, 08-0f network, 10-1d disks. SATA disks and CD-ROM drives are at ports of the
+//! controller that q35 has.
 
 use super::{
     devices::{self, LEGACY, RECONNECT_DELAY},

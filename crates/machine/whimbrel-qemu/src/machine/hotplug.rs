@@ -1,8 +1,9 @@
 //! Disks and network ports that come and go while the machine runs, on its bridge for that
 //! ([`whimbrel_core::HotplugBridge`]).
 //!
-//! Devices are added in the words of the command line, so that a QEMU that starts with them later has the same
-//! machine. Each step is done anew if it was interrupted: what is left of an earlier attempt is removed first.
+//! Devices are added in the words of the command line, so that a QEMU that starts with them later has the
+//! same machine. Each step is done anew if it was interrupted: what is left of an earlier attempt is removed
+//! first.
 
 use super::Qemu;
 use crate::{
@@ -108,8 +109,8 @@ impl Qemu {
         Ok(children.filter_map(|item| Some(item["name"].as_str()?.to_owned())).collect())
     }
 
-    /// The monitor for people takes the words of the command line; that for programs asks for types of values,
-    /// which differ from version to version.
+    /// The monitor for people takes the words of the command line; that for programs asks for types of
+    /// values, which differ from version to version.
     fn add_device(&self, device: &str) -> Result<(), HotplugError> {
         let answer = self.monitor(&format!("device_add {device}"))?;
         match answer.trim() {

@@ -29,7 +29,7 @@ pub(crate) mod write_back;
 pub use connection::server_connection::{ConnectionSettings, Connector};
 pub use content::warm_files::{WarmError, WarmProgress};
 pub use frontend::control_socket::{
-    Control, ControlError, Request as ControlRequest, Response as ControlResponse, send_request,
+    Control, ControlError, Request as ControlRequest, Response as ControlResponse, ask_status, send_request,
     send_request_with_progress, sockets,
 };
 pub use frontend::fuse_operations::FuseOperations;

@@ -85,6 +85,9 @@ endpoints! {
     Images = GET IMAGES: Viewer Host, "image ls --available";
     Networks = GET NETWORKS: Viewer Listed, "network ls";
     Network = GET NETWORK: Viewer Listed, "network show";
+    // Files of whoever uses them.
+    Sessions = GET SESSIONS: Viewer Everything, "session ls";
+    Pools = GET POOLS: Viewer Everything, "pool status";
     // Figures of all machines.
     Metrics = GET METRICS: Viewer Everything, "metrics";
     // Answers about capsules of any name, here or on other hosts.

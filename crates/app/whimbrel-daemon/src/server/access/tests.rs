@@ -31,7 +31,7 @@ const DOCUMENTED: [(&str, &str); 3] = [
          GET /v1/operations, GET /v1/operations/{id}, GET /v1/operations/{id}/events, GET /v1/networks, \
          GET /v1/networks/{name}, GET /v1/images, GET /v1/events, \
          GET /v1/schedules, GET /v1/schedules/{name}, *GET /v1/capsules/{capsule}/rebase, \
-         *POST /v1/match, *POST /v1/cpu/baseline, *GET /v1/remote/{host}, *GET /v1/cache, *GET /v1/trust, *GET /v1/hosts, *GET /metrics",
+         *POST /v1/match, *POST /v1/cpu/baseline, *GET /v1/remote/{host}, *GET /v1/cache, *GET /v1/trust, *GET /v1/hosts, *GET /v1/sessions, *GET /v1/pools, *GET /metrics",
     ),
     (
         "operator",

@@ -12,6 +12,7 @@
 mod capsule_file;
 mod capsule_reader;
 mod capsule_writer;
+mod overview;
 pub(crate) mod partial_records;
 pub(crate) mod pins;
 mod pool_path;
@@ -53,6 +54,8 @@ type Cause = Box<dyn std::error::Error + Send + Sync>;
 pub(crate) struct Pools {
     /// Open pools, by the text of their managers.
     open: Mutex<HashMap<String, Pool>>,
+    /// Pools that people want to see, by name.
+    known: Mutex<BTreeMap<String, PoolPath>>,
     records: PartialRecords,
     /// Pools in which this host may have pinned versions, by name.
     pinned_in: Mutex<BTreeMap<String, PoolPath>>,
@@ -71,6 +74,7 @@ impl Pools {
         let (pinned_in, settling, bell) = Default::default();
         Ok(Self {
             open: Mutex::default(),
+            known: Mutex::default(),
             records: notes,
             pinned_in,
             pin_lock: settling,
@@ -78,6 +82,11 @@ impl Pools {
             key,
             secret,
         })
+    }
+
+    fn remember(&self, place: &PoolPath) {
+        let whole = PoolPath { managers: place.managers.clone(), folder: String::new() };
+        lock(&self.known).insert(place.pool_name(), whole);
     }
 }
 
@@ -89,6 +98,7 @@ fn failed(place: &PoolPath) -> impl Fn(Cause) -> DaemonError {
 impl Daemon {
     fn pool(&self, place: &PoolPath) -> Result<Pool, DaemonError> {
         let name = place.pool_name();
+        self.pools.remember(place);
         let mut open = lock(&self.pools.open);
         if let Some(pool) = open.get(&name) {
             return Ok(pool.clone());

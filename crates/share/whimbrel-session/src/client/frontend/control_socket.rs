@@ -310,11 +310,26 @@ pub fn send_request_with_progress(
     request: &Request,
     show: &mut dyn FnMut(WarmProgress),
 ) -> Result<Response, ControlError> {
+    exchange(path, request, RESPONSE_TIMEOUT, show)
+}
+
+/// Asks the mount that listens on `path` for its status, for at most this time.
+pub fn ask_status(path: &Path, patience: Duration) -> Result<Response, ControlError> {
+    exchange(path, &Request::Show, patience, &mut |_| {})
+}
+
+fn exchange(
+    path: &Path,
+    request: &Request,
+    patience: Duration,
+    show: &mut dyn FnMut(WarmProgress),
+) -> Result<Response, ControlError> {
     let failed = |source| ControlError { action: "ask", path: path.to_owned(), source };
     let mut stream = UnixStream::connect(path).map_err(failed)?;
-    stream.set_read_timeout(Some(RESPONSE_TIMEOUT)).map_err(failed)?;
+    stream.set_read_timeout(Some(patience)).map_err(failed)?;
     let mut line = serde_json::to_vec(request).map_err(|error| failed(error.into()))?;
     line.push(b'\n');
+    stream.set_write_timeout(Some(patience)).map_err(failed)?;
     stream.write_all(&line).map_err(failed)?;
     let mut reader = BufReader::new(stream);
     loop {
