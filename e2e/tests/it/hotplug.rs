@@ -14,8 +14,8 @@ const CLIENT: &str = "addr add 10.78.0.9/24 dev br0";
 const LATER_MAC: &str = "52:54:00:00:07:02";
 /// Lines for the shell of the guest.
 const SUM: &str = "echo 3 >/proc/sys/vm/drop_caches; md5sum </dev/vdb";
-const USE_BOTH: &str = "ip link set eth1 up && ip addr add 10.78.0.2/24 dev eth1; \
-                        dd if=/dev/urandom of=/dev/vdb bs=1M count=20 && sync; echo done";
+const USE_BOTH: &str = "ip link set eth1 up && ip addr replace 10.78.0.2/24 dev eth1 && \
+                        dd if=/dev/urandom of=/dev/vdb bs=1M count=20 && sync && echo done";
 const DEVICES: &str = "ls /sys/block /sys/class/net";
 
 /// A machine with a shell that the client reaches, and what it is.

@@ -95,7 +95,9 @@ pub fn run(options: DaemonOptions) -> Result<(), DaemonError> {
     let host = Daemon::open(place, layout, unfiltered, images, key, runtime.handle().clone())?;
     host.add_pools(&options.pools)?;
     // Where `whimbrel mount` makes them for root: beside the API's.
-    options.socket.parent().map(|folder| host.session_sockets.get_or_init(|| folder.join("sessions")));
+    if let Some(folder) = options.socket.parent() {
+        host.session_sockets.get_or_init(|| folder.join("sessions"));
+    }
     host.recover_machines(options.machine_processes)
         .inspect_err(|_| host.detach_machines(options.machine_processes))?;
     host.start_uploads();

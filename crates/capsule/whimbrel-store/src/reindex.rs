@@ -113,7 +113,11 @@ impl Store {
         if !had_index {
             match publish(files, PACKS, &pack.to_string(), content) {
                 Err(error) if error.is_full_disk() => {}
-                done => return done,
+                done => {
+                    // What was scanned is still open, and may lose those pages.
+                    self.inner.objects.close([pack]);
+                    return done;
+                }
             }
         }
         files.sync(&path).map_err(StoreError::io("sync", &path))

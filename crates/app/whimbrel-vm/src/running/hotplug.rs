@@ -9,7 +9,7 @@ use super::{
 };
 use std::os::fd::AsFd;
 use whimbrel_capture::DirtyLog;
-use whimbrel_core::{DiskConfig, HotplugBridge, MachineConfig, NicConfig};
+use whimbrel_core::{DiskConfig, Firmware, HotplugBridge, MachineConfig, NicConfig};
 use whimbrel_net::{GuestNetwork, PortFilter};
 use whimbrel_qemu::Qemu;
 
@@ -26,8 +26,10 @@ impl RunningMachine {
 
     /// What keeps devices from coming and going now; none if they can.
     pub fn hotplug_obstacle(&self) -> Option<&'static str> {
+        let MachineConfig { firmware, hotplug, .. } = &self.setup.config;
         let obstacles = [
-            (self.setup.config.hotplug.is_none(), "it was started by an earlier version of Whimbrel"),
+            (*firmware == Firmware::Micro, "a micro machine has no place for more devices"),
+            (hotplug.is_none(), "it was started by an earlier version of Whimbrel"),
             (self.paused, "it is paused, so that its guest takes no notice"),
             (!self.is_complete(), "pages of it are still on another host"),
             (self.away.is_some(), "its network is on another host"),

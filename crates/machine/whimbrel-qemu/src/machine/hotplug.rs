@@ -47,7 +47,8 @@ impl Qemu {
         self.forget_disk(index);
         let (disk, nbd) = (format!("disk{index}"), format!("disk{index}-nbd"));
         let server = json!({"type": "unix", "path": self.dir.seen_by_qemu(&disk)});
-        let node = |name: &str, driver: &str| json!({"node-name": name, "driver": driver, "cache": {"direct": true}, "discard": "unmap"});
+        let cache = json!({"direct": true});
+        let node = |name: &str, driver: &str| json!({"node-name": name, "driver": driver, "cache": cache, "discard": "unmap"});
         let mut outer = node(&nbd, "nbd");
         outer["server"] = server;
         outer["export"] = json!("");

@@ -98,11 +98,11 @@ fn failed(place: &PoolPath) -> impl Fn(Cause) -> DaemonError {
 impl Daemon {
     fn pool(&self, place: &PoolPath) -> Result<Pool, DaemonError> {
         let name = place.pool_name();
-        self.pools.remember(place);
         let mut open = lock(&self.pools.open);
         if let Some(pool) = open.get(&name) {
             return Ok(pool.clone());
         }
+        self.pools.remember(place);
         let identity = Identity::load_or_create(&self.pools.key)
             .map_err(|source| DaemonError::Identity { source: source.into() })?;
         let secret = match Secret::load(&self.pools.secret) {
