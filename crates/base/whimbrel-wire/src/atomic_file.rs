@@ -8,6 +8,7 @@ use std::{
     path::{Path, PathBuf},
     sync::atomic::{AtomicU32, Ordering},
 };
+use whimbrel_core::loss::{Loss, is_back};
 
 static SERIAL: AtomicU32 = AtomicU32::new(0);
 
@@ -47,6 +48,12 @@ pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
 /// Makes the names in a folder durable.
 pub fn sync_dir(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
+}
+
+/// Makes durable what a process replaced in a folder and did not sync before it was killed. Whoever acts on
+/// what such a file says does this first: a loss of power may bring the version before it back.
+pub fn settle(folder: &Path) -> io::Result<()> {
+    if is_back(Loss::RecordNotSettled) { Ok(()) } else { sync_dir(folder) }
 }
 
 /// Creates `path` with `content`; `AlreadyExists` if there is such a file. Mode 0600.

@@ -145,8 +145,10 @@ fn announce(files: &dyn Vfs, name: &str, text: &str) -> Result<()> {
 
 impl Drop for GcLease {
     fn drop(&mut self) {
-        // The next collection removes what cannot be removed now: the lock is released in any case.
-        for number in 0..self.pins.load(Ordering::Relaxed) {
+        // The next collection removes what cannot be removed now: the lock is released in any case. The first
+        // pin goes last: it names the capsule whose images the others are of, so that a collection in between
+        // knows whether these may lack pages.
+        for number in (0..self.pins.load(Ordering::Relaxed)).rev() {
             let _ = self.files.remove(&format!("{LEASES}/{:016x}.{number}", self.id));
         }
         let _ = self.files.remove(&format!("{LEASES}/{:016x}", self.id));

@@ -7,11 +7,12 @@
 
 use crate::{
     error::{Result, StoreError},
-    file_names::{INDEX, PACKS, PackId, publish},
+    file_names::{INDEX, PACKS, PackId, publish, set_aside},
     index::{self, Entry, Index, MAX_FRAMES, MAX_PACKS, ObjectLocation, PackLocation},
     index_cipher::IndexCipher,
     vfs::{LockMode, LockWait, Vfs},
 };
+use rustix::io::Errno;
 use std::{
     collections::{BTreeMap, HashSet},
     io,
@@ -20,6 +21,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
 };
+use whimbrel_core::lock;
 use whimbrel_image::ShortDigest;
 
 const INDEX_LOCK: &str = "index.lock";
@@ -32,6 +34,8 @@ pub(crate) struct IndexSet {
     refreshing: Mutex<()>,
     /// Whether an index file could not be read since the store was opened.
     ignored: AtomicBool,
+    /// Index file that the last refresh could not read, and why. What it names is not missing.
+    unread: Mutex<Option<(String, i32)>>,
 }
 
 impl IndexSet {
@@ -42,6 +46,7 @@ impl IndexSet {
             open: RwLock::default(),
             refreshing: Mutex::new(()),
             ignored: AtomicBool::new(false),
+            unread: Mutex::default(),
         };
         catalog.refresh()?;
         Ok(catalog)
@@ -70,6 +75,12 @@ impl IndexSet {
         self.reload()?.map_or(Ok(()), Err)
     }
 
+    /// Why an object that no index names may be in the store all the same: an index cannot be read now.
+    pub(crate) fn unread(&self) -> Option<StoreError> {
+        let (path, errno) = lock(&self.unread).clone()?;
+        Some(StoreError::io("map", &path)(io::Error::from_raw_os_error(errno)))
+    }
+
     /// Loads the index files. Returns why one of them could not be read.
     fn reload(&self) -> Result<Option<StoreError>> {
         let _one = self.refreshing.lock().unwrap_or_else(|e| e.into_inner());
@@ -79,7 +90,8 @@ impl IndexSet {
             match self.load(&known) {
                 Ok((indexes, unread)) => {
                     *self.open.write().unwrap_or_else(|e| e.into_inner()) = Arc::new(indexes);
-                    return Ok(unread);
+                    *lock(&self.unread) = unread;
+                    return Ok(self.unread());
                 }
                 // Merged away between listing and opening: the file that replaces it exists by now.
                 Err(error) if error.is_not_found() => {}
@@ -88,7 +100,8 @@ impl IndexSet {
         }
     }
 
-    fn load(&self, known: &BTreeMap<String, Arc<Index>>) -> Result<(Vec<Arc<Index>>, Option<StoreError>)> {
+    /// The index files, and the path of one that cannot be read, with the error number.
+    fn load(&self, known: &BTreeMap<String, Arc<Index>>) -> Result<(Vec<Arc<Index>>, Option<(String, i32)>)> {
         let mut unread = None;
         let names = self.files.list(INDEX).map_err(StoreError::io("list", INDEX))?;
         let mut indexes = Vec::with_capacity(names.len());
@@ -103,9 +116,8 @@ impl IndexSet {
                     return Err(StoreError::io("map", &path)(error));
                 }
                 Err(error) => {
-                    let reason = error.to_string();
-                    unread = Some(StoreError::io("map", &path)(error));
-                    Err(reason)
+                    unread = Some((path.clone(), error.raw_os_error().unwrap_or(Errno::IO.raw_os_error())));
+                    Err(error.to_string())
                 }
                 Ok(map) => Index::open(&name, map, self.cipher.as_ref()).map_err(str::to_owned),
             };
@@ -201,6 +213,34 @@ impl IndexSet {
             }
         }
         self.files.sync_dir(INDEX).map_err(StoreError::io("sync", INDEX))?;
+        self.refresh()
+    }
+
+    /// Renames index files that cannot be read, if others cover every pack: nothing is known by them alone.
+    pub(crate) fn set_unread_aside(&self) -> Result<()> {
+        let lock = self.files.lock(INDEX_LOCK, LockMode::Exclusive, LockWait::Wait);
+        let _lock = lock.map_err(StoreError::io("lock", INDEX_LOCK))?;
+        // Listed before the refresh, and the packs after it: what appears meanwhile counts as readable, and
+        // the packs of an index are there before it.
+        let mut unread = self.files.list(INDEX).map_err(StoreError::io("list", INDEX))?;
+        self.refresh()?;
+        let present = self.files.list(PACKS).map_err(StoreError::io("list", PACKS))?;
+        let covered = self.packs();
+        unread.retain(|name| name.ends_with(".idx") && self.snapshot().iter().all(|it| it.name != *name));
+        if unread.is_empty()
+            || !present.iter().filter_map(|it| PackId::parse(it)).all(|it| covered.contains_key(&it))
+        {
+            return Ok(());
+        }
+        for name in &unread {
+            tracing::error!(
+                name,
+                "an index file that cannot be read is set aside; others have what it named"
+            );
+            set_aside(&*self.files, &format!("{INDEX}/{name}"))?;
+        }
+        self.files.sync_dir(INDEX).map_err(StoreError::io("sync", INDEX))?;
+        self.ignored.store(false, Ordering::Relaxed);
         self.refresh()
     }
 

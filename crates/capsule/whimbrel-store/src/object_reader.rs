@@ -187,7 +187,17 @@ impl Objects {
                 Err(error) => failure = Some(error),
             }
         }
-        Err(failure.unwrap_or_else(|| wanted.missing()))
+        Err(failure.unwrap_or_else(|| self.absent(wanted)))
+    }
+
+    /// Why no index names an object: there is none, unless an index cannot be read now.
+    fn absent(&self, wanted: Wanted<'_>) -> StoreError {
+        self.indexes.unread().unwrap_or_else(|| wanted.missing())
+    }
+
+    /// Checks by the indexes that an object is here.
+    pub(crate) fn require(&self, digest: &Digest) -> Result<()> {
+        if self.has(digest) { Ok(()) } else { Err(self.absent(Wanted::Digest(digest))) }
     }
 
     /// Digest of an object with this short digest, if there is an undamaged one.

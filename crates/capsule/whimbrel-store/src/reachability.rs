@@ -99,10 +99,7 @@ fn check_against(store: &Store, digest: &Digest, place: NodePosition, beside: &[
 }
 
 pub(crate) fn check_object(store: &Store, digest: &Digest) -> Result<()> {
-    match store.inner.objects.has(digest) {
-        true => Ok(()),
-        false => Err(StoreError::Missing { digest: *digest }),
-    }
+    store.inner.objects.require(digest)
 }
 
 /// Checks that every node and page of an image is in the store; nodes in `seen` count as checked.

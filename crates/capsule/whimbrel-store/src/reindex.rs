@@ -97,6 +97,9 @@ impl Store {
         if !damaged.is_empty() {
             inner.latching(inner.objects.indexes.remove_damaged(&damaged))?;
         }
+        if inner.objects.indexes.has_ignored() {
+            inner.latching(inner.objects.indexes.set_unread_aside())?;
+        }
         Ok(entries.len())
     }
 }

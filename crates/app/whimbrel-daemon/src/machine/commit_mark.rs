@@ -43,6 +43,24 @@ impl CommitMark {
     }
 }
 
+/// Makes a mark durable that an earlier daemon made: it may have been killed before its sync. The mark is
+/// written once more, since a sync that failed leaves it in the cache of the kernel as if it were on the disk.
+pub(crate) fn settle(dir: &Path) -> io::Result<()> {
+    let path = path(dir);
+    let file = match File::open(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        opened => opened?,
+    };
+    let mut mark = Vec::new();
+    file.take(FILE_SIZE as u64).read_to_end(&mut mark)?;
+    if mark.iter().any(|byte| *byte != 0) {
+        let file = File::options().write(true).open(&path)?;
+        file.write_all_at(&mark, 0)?;
+        file.sync_data()?;
+    }
+    Ok(())
+}
+
 /// The mark's file in the folder of a machine.
 pub(crate) fn path(dir: &Path) -> PathBuf {
     dir.join(FILE)
@@ -80,12 +98,14 @@ mod tests {
         let mark = CommitMark::prepare(dir.path()).unwrap();
         assert!(!is_made(&path, pending).unwrap());
         mark.make(pending).unwrap();
+        settle(dir.path()).unwrap();
         assert!(is_made(&path, pending).unwrap());
         is_made(&path, HandoverId([8; 16])).unwrap_err();
         CommitMark::prepare(dir.path()).unwrap();
         assert!(!is_made(&path, pending).unwrap(), "the next one begins without");
         for short in [0, 15, FILE_SIZE - 1] {
             std::fs::write(&path, vec![7; short]).unwrap();
+            settle(dir.path()).unwrap();
             is_made(&path, pending).unwrap_err();
         }
     }

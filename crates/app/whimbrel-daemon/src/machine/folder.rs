@@ -7,6 +7,7 @@
 use crate::{
     core::{directories::Directories, error::DaemonError},
     machine::{
+        commit_mark,
         record::{self, Record},
         rename,
     },
@@ -61,11 +62,12 @@ pub(super) fn unmark(folder: &Path) -> io::Result<()> {
     }
 }
 
-/// Reads every record on its own. Folders of interrupted starts are removed.
+/// Reads every record on its own, once it is durable. Folders of interrupted starts are removed.
 pub(crate) fn load_all(layout: &Directories) -> Result<FoundMachines, DaemonError> {
     let dir = layout.machines();
     let failed = |source| DaemonError::io("read", &dir, source);
     let mut found = FoundMachines::default();
+    atomic_file::settle(&dir).map_err(|source| DaemonError::io("sync", &dir, source))?;
     for entry in fs::read_dir(&dir).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
         let name = path.file_name().and_then(|name| name.to_str()?.parse::<MachineName>().ok());
@@ -73,7 +75,9 @@ pub(crate) fn load_all(layout: &Directories) -> Result<FoundMachines, DaemonErro
             tracing::warn!(path = %path.display(), "ignoring a file that belongs to no machine");
             continue;
         };
-        match load(layout, &path, &name) {
+        let settled = atomic_file::settle(&path).and_then(|()| commit_mark::settle(&path));
+        let record = settled.map_err(|error| format!("it cannot be made durable: {error}"));
+        match record.and_then(|()| load(layout, &path, &name)) {
             Ok(record) => found.records.extend(record),
             Err(reason) => drop(found.unreadable.insert(name, reason)),
         }

@@ -19,6 +19,7 @@ use whimbrel_api::ProtectRequest;
 use whimbrel_core::{HostName, MachineName, WitnessAddress};
 use whimbrel_migrate::protocol::HandoverId;
 use whimbrel_protect::protocol::ProtectionId;
+use whimbrel_wire::atomic_file;
 
 const FORMAT: u32 = 1;
 
@@ -174,12 +175,13 @@ pub(in crate::protect) fn remove(path: &Path) {
     }
 }
 
-/// Reads all JSON files of a directory, each on its own.
+/// Reads all JSON files of a directory, each on its own, once they are durable.
 pub(in crate::protect) fn read_all<T: DeserializeOwned>(
     dir: &Path,
 ) -> Result<(Vec<T>, Vec<UnreadableRecord>), DaemonError> {
     let failed = |source| DaemonError::io("read", dir, source);
     let (mut found, mut unreadable) = (Vec::new(), Vec::new());
+    atomic_file::settle(dir).map_err(|source| DaemonError::io("sync", dir, source))?;
     for entry in fs::read_dir(dir).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
         if path.extension().is_none_or(|ending| ending != "json") {

@@ -5,7 +5,11 @@ use serde::{Serialize, de::DeserializeOwned};
 use std::{
     fs::{self, File},
     io::{self, Write},
+    path::Path,
+    thread,
+    time::Duration,
 };
+use whimbrel_wire::atomic_file;
 
 /// Replaces a record. After an error either version may be on the disk.
 pub(crate) fn write<T: Serialize>(host: usize, name: &str, value: &T) -> io::Result<()> {
@@ -17,9 +21,13 @@ pub(crate) fn write<T: Serialize>(host: usize, name: &str, value: &T) -> io::Res
     File::open(format!("/sim/h{host}"))?.sync_all()
 }
 
-/// Reads a record; the default if there is none.
+/// Reads a record; the default if there is none. Whoever wrote it may have been killed before it was durable,
+/// so it is made so first.
 pub(crate) fn read<T: DeserializeOwned + Default>(host: usize, name: &str) -> T {
     let path = format!("/sim/h{host}/{name}");
+    while atomic_file::settle(Path::new(&format!("/sim/h{host}"))).is_err() {
+        thread::sleep(Duration::from_millis(500));
+    }
     match fs::read(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => T::default(),
         Err(error) => violation("comes_back", &format!("{path} cannot be read: {error}")),

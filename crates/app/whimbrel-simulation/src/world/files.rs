@@ -78,10 +78,16 @@ pub(crate) fn resolve(dirfd: i32, path: &str) -> Option<Place> {
     Some(Place { host: open.host, from: open.inode, path: path.to_owned() })
 }
 
+/// A call on a place of a disk, whose path a trace shows.
+fn enter_at(place: &Place, kind: DiskCall, call: &'static str, detail: u64, cost: u64) -> Result<(), Errno> {
+    with(|world| world.story.path(&place.path));
+    enter_disk(place.host, kind, call, detail, cost)
+}
+
 pub(crate) fn open(place: &Place, flags: i32) -> Result<i32, Errno> {
     let creates = flags & libc::O_CREAT != 0;
     let kind = if creates { DiskCall::Change } else { DiskCall::Read };
-    enter_disk(place.host, kind, "open", flags as u64, READ)?;
+    enter_at(place, kind, "open", flags as u64, READ)?;
     with(|world| {
         if world.faults.refuses_descriptor() {
             world.log("no descriptor is free");
@@ -220,7 +226,7 @@ pub(crate) fn seek(fd: i32, offset: i64, whence: i32) -> Result<i64, Errno> {
 
 /// Inode, size and whether it is a folder.
 pub(crate) fn status(place: &Place) -> Result<(Inode, u64, bool), Errno> {
-    enter_disk(place.host, DiskCall::Read, "status", 0, READ)?;
+    enter_at(place, DiskCall::Read, "status", 0, READ)?;
     with(|world| {
         let disk = &world.hosts[place.host].disk;
         let inode = disk.look_up(place.from, &place.path)?;
@@ -229,7 +235,7 @@ pub(crate) fn status(place: &Place) -> Result<(Inode, u64, bool), Errno> {
 }
 
 pub(crate) fn rename(from: &Place, to: &Place) -> Result<(), Errno> {
-    enter_disk(from.host, DiskCall::Change, "rename", 0, CHANGE)?;
+    enter_at(to, DiskCall::Change, "rename", 0, CHANGE)?;
     if from.host != to.host || from.from != to.from {
         return Err(libc::EXDEV);
     }
@@ -237,12 +243,12 @@ pub(crate) fn rename(from: &Place, to: &Place) -> Result<(), Errno> {
 }
 
 pub(crate) fn remove(place: &Place) -> Result<(), Errno> {
-    enter_disk(place.host, DiskCall::Change, "remove", 0, CHANGE)?;
+    enter_at(place, DiskCall::Change, "remove", 0, CHANGE)?;
     with(|world| world.hosts[place.host].disk.remove(place.from, &place.path))
 }
 
 pub(crate) fn make_folder(place: &Place) -> Result<(), Errno> {
-    enter_disk(place.host, DiskCall::Change, "mkdir", 0, CHANGE)?;
+    enter_at(place, DiskCall::Change, "mkdir", 0, CHANGE)?;
     with(|world| {
         let node = DiskNode::Folder(Default::default());
         world.hosts[place.host].disk.create(place.from, &place.path, node).map(drop)

@@ -38,6 +38,13 @@ impl Story {
         self.calls.push_back((now, thread, call, detail));
     }
 
+    /// Says in a trace which path the next call is about.
+    pub(crate) fn path(&self, path: &str) {
+        if self.trace {
+            raw::write_all(2, format!("{:>28}{path}\n", "").as_bytes());
+        }
+    }
+
     /// Records something that a reader should know.
     pub(crate) fn log(&mut self, now: u64, who: &str, text: &str) {
         let line = format!("{} {text}", stamp(now, who));

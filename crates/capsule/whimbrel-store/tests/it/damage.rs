@@ -9,7 +9,7 @@ use std::{
     process::{Command, Stdio},
     sync::Arc,
 };
-use whimbrel_core::{PAGE_SIZE, PageRun};
+use whimbrel_core::{CapsuleId, Digest, PAGE_SIZE, PageRun};
 use whimbrel_store::{Expected, GcRoots, Options, Store, StoreError};
 
 fn open(disk: &CrashDisk) -> Store {
@@ -75,6 +75,32 @@ fn damaged_indexes_are_left_out_and_made_again() {
     store.gc(GcRoots::Ancestors).unwrap();
     let report = open(&disk).verify(|_, _| true).unwrap();
     assert!(report.is_complete() && report.orphans.is_empty(), "{report:?}");
+    assert!(disk.paths("index").iter().any(|(path, _)| path.contains(".damaged-")), "nothing is set aside");
+    assert!(!store.reindex_if_needed().unwrap());
+}
+
+/// What such an index names is not missing, and collections go on once other indexes have it.
+#[test]
+fn an_index_that_can_never_be_read_again_stops_nothing_for_long() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = || Store::open(dir.path(), Options::create()).unwrap();
+    let store = open();
+    let pages: Vec<(u64, u64)> = (0..60).map(|n| (n * 3, n + 1)).collect();
+    let id = commit(&store.writer().unwrap(), &store, None, 300, &pages, &[name("a")], 1).unwrap();
+    drop(store);
+    let files = std::fs::read_dir(dir.path().join("index")).unwrap().map(|file| file.unwrap().path());
+    let files: Vec<_> = files.collect();
+    for file in &files {
+        std::fs::remove_file(file).unwrap();
+        std::fs::create_dir(file).unwrap();
+    }
+    let store = open();
+    assert!(matches!(store.manifest(&id), Err(StoreError::Io { .. })), "{:?}", store.manifest(&id));
+    assert!(store.reindex_if_needed().unwrap());
+    assert!(matches!(store.manifest(&CapsuleId(Digest::of(b"none"))), Err(StoreError::Missing { .. })));
+    assert_eq!(content(&store, &id).unwrap(), expected(&pages.into_iter().collect()));
+    store.gc(GcRoots::Referenced).unwrap();
+    assert!(files.iter().all(|file| !file.exists()));
 }
 
 /// A damaged body still answers look-ups, some of them wrongly, and covers packs.
