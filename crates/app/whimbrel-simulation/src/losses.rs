@@ -33,7 +33,7 @@ pub(crate) const TABLE: &[Row] = &[
     Row { loss: Loss::CommitTakenBack, scene: "handover" },
     Row { loss: Loss::TargetRunsEarly, scene: "handover" },
     Row { loss: Loss::TargetGivesUp, scene: "handover" },
-    Row { loss: Loss::RecordNotSettled, scene: "handover" },
+    Row { loss: Loss::RecordNotDurable, scene: "handover" },
     Row { loss: Loss::GoneMachineForgotten, scene: "handover" },
     Row { loss: Loss::RetiredUnheard, scene: "lease" },
     Row { loss: Loss::PromiseBroken, scene: "lease" },

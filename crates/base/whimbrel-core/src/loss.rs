@@ -61,7 +61,7 @@ losses! {
     /// A target that lost its connection discards a machine that it has confirmed.
     TargetGivesUp,
     /// A daemon acts on records that the one before it wrote and did not sync.
-    RecordNotSettled,
+    RecordNotDurable,
     /// A target that restarts does not wait with a machine that is gone from memory.
     GoneMachineForgotten,
     /// A primary deletes its machine when the witness says that it is taken.

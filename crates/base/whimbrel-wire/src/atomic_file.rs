@@ -52,8 +52,8 @@ pub fn sync_dir(folder: &Path) -> io::Result<()> {
 
 /// Makes durable what a process replaced in a folder and did not sync before it was killed. Whoever acts on
 /// what such a file says does this first: a loss of power may bring the version before it back.
-pub fn settle(folder: &Path) -> io::Result<()> {
-    if is_back(Loss::RecordNotSettled) { Ok(()) } else { sync_dir(folder) }
+pub fn make_durable(folder: &Path) -> io::Result<()> {
+    if is_back(Loss::RecordNotDurable) { Ok(()) } else { sync_dir(folder) }
 }
 
 /// Creates `path` with `content`; `AlreadyExists` if there is such a file. Mode 0600.

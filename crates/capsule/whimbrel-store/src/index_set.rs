@@ -35,7 +35,14 @@ pub(crate) struct IndexSet {
     /// Whether an index file could not be read since the store was opened.
     ignored: AtomicBool,
     /// Index file that the last refresh could not read, and why. What it names is not missing.
-    unread: Mutex<Option<(String, i32)>>,
+    unread: Mutex<Option<UnreadIndex>>,
+}
+
+/// An index file that the system does not let us read.
+#[derive(Clone)]
+struct UnreadIndex {
+    path: String,
+    errno: i32,
 }
 
 impl IndexSet {
@@ -77,7 +84,7 @@ impl IndexSet {
 
     /// Why an object that no index names may be in the store all the same: an index cannot be read now.
     pub(crate) fn unread(&self) -> Option<StoreError> {
-        let (path, errno) = lock(&self.unread).clone()?;
+        let UnreadIndex { path, errno } = lock(&self.unread).clone()?;
         Some(StoreError::io("map", &path)(io::Error::from_raw_os_error(errno)))
     }
 
@@ -100,8 +107,8 @@ impl IndexSet {
         }
     }
 
-    /// The index files, and the path of one that cannot be read, with the error number.
-    fn load(&self, known: &BTreeMap<String, Arc<Index>>) -> Result<(Vec<Arc<Index>>, Option<(String, i32)>)> {
+    /// The index files, and one that cannot be read.
+    fn load(&self, known: &BTreeMap<String, Arc<Index>>) -> Result<(Vec<Arc<Index>>, Option<UnreadIndex>)> {
         let mut unread = None;
         let names = self.files.list(INDEX).map_err(StoreError::io("list", INDEX))?;
         let mut indexes = Vec::with_capacity(names.len());
@@ -116,7 +123,8 @@ impl IndexSet {
                     return Err(StoreError::io("map", &path)(error));
                 }
                 Err(error) => {
-                    unread = Some((path.clone(), error.raw_os_error().unwrap_or(Errno::IO.raw_os_error())));
+                    let errno = error.raw_os_error().unwrap_or(Errno::IO.raw_os_error());
+                    unread = Some(UnreadIndex { path: path.clone(), errno });
                     Err(error.to_string())
                 }
                 Ok(map) => Index::open(&name, map, self.cipher.as_ref()).map_err(str::to_owned),

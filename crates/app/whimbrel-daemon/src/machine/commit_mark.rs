@@ -44,8 +44,9 @@ impl CommitMark {
 }
 
 /// Makes a mark durable that an earlier daemon made: it may have been killed before its sync. The mark is
-/// written once more, since a sync that failed leaves it in the cache of the kernel as if it were on the disk.
-pub(crate) fn settle(dir: &Path) -> io::Result<()> {
+/// written once more, since a sync that failed leaves it in the cache of the kernel as if it were on the
+/// disk.
+pub(crate) fn make_durable(dir: &Path) -> io::Result<()> {
     let path = path(dir);
     let file = match File::open(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -98,14 +99,14 @@ mod tests {
         let mark = CommitMark::prepare(dir.path()).unwrap();
         assert!(!is_made(&path, pending).unwrap());
         mark.make(pending).unwrap();
-        settle(dir.path()).unwrap();
+        make_durable(dir.path()).unwrap();
         assert!(is_made(&path, pending).unwrap());
         is_made(&path, HandoverId([8; 16])).unwrap_err();
         CommitMark::prepare(dir.path()).unwrap();
         assert!(!is_made(&path, pending).unwrap(), "the next one begins without");
         for short in [0, 15, FILE_SIZE - 1] {
             std::fs::write(&path, vec![7; short]).unwrap();
-            settle(dir.path()).unwrap();
+            make_durable(dir.path()).unwrap();
             is_made(&path, pending).unwrap_err();
         }
     }

@@ -67,7 +67,7 @@ pub(crate) fn load_all(layout: &Directories) -> Result<FoundMachines, DaemonErro
     let dir = layout.machines();
     let failed = |source| DaemonError::io("read", &dir, source);
     let mut found = FoundMachines::default();
-    atomic_file::settle(&dir).map_err(|source| DaemonError::io("sync", &dir, source))?;
+    atomic_file::make_durable(&dir).map_err(|source| DaemonError::io("sync", &dir, source))?;
     for entry in fs::read_dir(&dir).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
         let name = path.file_name().and_then(|name| name.to_str()?.parse::<MachineName>().ok());
@@ -75,7 +75,7 @@ pub(crate) fn load_all(layout: &Directories) -> Result<FoundMachines, DaemonErro
             tracing::warn!(path = %path.display(), "ignoring a file that belongs to no machine");
             continue;
         };
-        let settled = atomic_file::settle(&path).and_then(|()| commit_mark::settle(&path));
+        let settled = atomic_file::make_durable(&path).and_then(|()| commit_mark::make_durable(&path));
         let record = settled.map_err(|error| format!("it cannot be made durable: {error}"));
         match record.and_then(|()| load(layout, &path, &name)) {
             Ok(record) => found.records.extend(record),

@@ -181,7 +181,7 @@ pub(in crate::protect) fn read_all<T: DeserializeOwned>(
 ) -> Result<(Vec<T>, Vec<UnreadableRecord>), DaemonError> {
     let failed = |source| DaemonError::io("read", dir, source);
     let (mut found, mut unreadable) = (Vec::new(), Vec::new());
-    atomic_file::settle(dir).map_err(|source| DaemonError::io("sync", dir, source))?;
+    atomic_file::make_durable(dir).map_err(|source| DaemonError::io("sync", dir, source))?;
     for entry in fs::read_dir(dir).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
         if path.extension().is_none_or(|ending| ending != "json") {

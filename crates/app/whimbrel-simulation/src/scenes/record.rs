@@ -25,7 +25,7 @@ pub(crate) fn write<T: Serialize>(host: usize, name: &str, value: &T) -> io::Res
 /// so it is made so first.
 pub(crate) fn read<T: DeserializeOwned + Default>(host: usize, name: &str) -> T {
     let path = format!("/sim/h{host}/{name}");
-    while atomic_file::settle(Path::new(&format!("/sim/h{host}"))).is_err() {
+    while atomic_file::make_durable(Path::new(&format!("/sim/h{host}"))).is_err() {
         thread::sleep(Duration::from_millis(500));
     }
     match fs::read(&path) {
