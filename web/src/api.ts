@@ -118,6 +118,21 @@ export async function* events(since: number | undefined, signal: AbortSignal): A
   }
 }
 
+/** The trace of what a machine writes, as it grows, until `signal` ends it or the time has passed. */
+export async function* dirtyTrace(
+  name: string,
+  request: { sample_ms: number; duration_ms: number },
+  signal: AbortSignal,
+): AsyncGenerator<Uint8Array> {
+  const answer = await send("POST /v1/machines/{name}/wws", [name], request, signal);
+  const reader = answer.body!.getReader();
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    yield value;
+  }
+}
+
 /** Whole lines of an answer, as they come. */
 async function* linesOf(answer: Response): AsyncGenerator<string[]> {
   const reader = answer.body!.pipeThrough(new TextDecoderStream()).getReader();

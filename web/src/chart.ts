@@ -1,6 +1,7 @@
 // Charts: rounds of a capture or migration, and what a machine uses. Built into a file of its own, which comes
 // when it is needed.
 import uPlot from "uplot";
+import type { Written } from "./dirty_trace";
 import { bytes } from "./format";
 import type { Rates } from "./usage";
 
@@ -36,6 +37,14 @@ export const drawUsage = (place: HTMLElement, rates: Rates[]): Drawn<Rates> =>
     all.map((one) => 100 * one.cpu),
     all.map((one) => one.received + one.sent),
     all.map((one) => one.read + one.written),
+  ]);
+
+/** Draws what a machine writes a second, and its working set, over the seconds of a trace. */
+export const drawWritten = (place: HTMLElement, written: Written[]): Drawn<Written> =>
+  draw(place, writtenOptions(place), written, (all) => [
+    all.map((one) => one.at),
+    all.map((one) => one.rate * PAGE),
+    all.map((one) => one.set * PAGE),
   ]);
 
 function draw<Point>(
@@ -110,6 +119,43 @@ function usageOptions(place: HTMLElement): uPlot.Options {
         size: 80,
         grid: { show: false },
         values: (_, all) => all.map((one) => `${bytes(one)}/s`),
+      },
+    ],
+  };
+}
+
+function writtenOptions(place: HTMLElement): uPlot.Options {
+  const { colour, axis } = style(place);
+  const size = (unit: string) => (_: uPlot, value: number | null) =>
+    value === null ? "–" : `${bytes(value)}${unit}`;
+  const curve = (label: string, scale: string, name: string, unit: string): uPlot.Series => ({
+    label,
+    scale,
+    stroke: colour(name),
+    width: 1.5,
+    points: { show: false },
+    value: size(unit),
+  });
+  const range: uPlot.Scale.Range = (_, __, max) => [0, Math.max(max, LEAST) * 1.1];
+  return {
+    width: width(place),
+    height: HEIGHT,
+    scales: { x: { time: false }, rate: { range }, set: { range } },
+    series: [
+      { label: "Second", value: (_, value) => (value === null ? "–" : value.toFixed(1)) },
+      curve("Written", "rate", "--warn", "/s"),
+      curve("Working set", "set", "--accent", ""),
+    ],
+    axes: [
+      { ...axis, label: "seconds", size: 36, grid: { show: false } },
+      { ...axis, scale: "rate", size: 80, values: (_, all) => all.map((one) => `${bytes(one)}/s`) },
+      {
+        ...axis,
+        scale: "set",
+        side: 1,
+        size: 74,
+        grid: { show: false },
+        values: (_, all) => all.map((one) => bytes(one)),
       },
     ],
   };

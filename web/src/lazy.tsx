@@ -1,6 +1,7 @@
 // Parts of the page that come in files of their own when they are first shown.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { openSocket } from "./api";
+import type { Written } from "./dirty_trace";
 import { bytes, count, duration } from "./format";
 import { Table } from "./parts";
 import type { RoundInfo } from "./schema";
@@ -151,6 +152,17 @@ export function UsageChart({ rates }: { rates: Rates[] }) {
       draw={(module, place, points) => module.drawUsage(place, points)}
       points={rates}
       label="Chart of what the machine used; the figures above are the newest of it"
+    />
+  );
+}
+
+/** What a machine writes, while it is sampled and after. */
+export function WrittenChart({ written }: { written: Written[] }) {
+  return (
+    <Chart
+      draw={(module, place, points) => module.drawWritten(place, points)}
+      points={written}
+      label="Chart of what the machine writes; the figures above sum it up"
     />
   );
 }

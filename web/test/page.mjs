@@ -18,6 +18,7 @@ const PAGES = [
   "machines",
   "machines/web",
   "machines/web/log",
+  "machines/web/writes",
   "machines/web/protection",
   "machines/web/capsules",
   "capsules",
@@ -91,6 +92,23 @@ async function seesTheScreen(page) {
   await screen.locator("canvas").click();
   await page.keyboard.press("Control+Shift+KeyL");
   check((await page.evaluate(() => document.activeElement?.tagName)) === "H1", "the keyboard stays there");
+}
+
+async function seesWhatItWrites(page) {
+  await go(page, "machines/web/writes");
+  await page.getByRole("button", { name: "Sample for 30 seconds" }).click();
+  const drawn = () => page.locator(".chart").evaluate((chart) => Number(chart.dataset.drawn ?? 0));
+  await page.locator(".chart canvas").waitFor();
+  for (let turn = 0; turn < 300 && (await drawn()) < 15; turn++) await page.waitForTimeout(100);
+  check((await drawn()) >= 15, "the trace is not drawn while it grows");
+  await page.getByRole("button", { name: "Stop sampling" }).click();
+  await page.getByRole("button", { name: "Sample for 30 seconds" }).waitFor();
+  check((await page.getByRole("alert").count()) === 0, "a trace that its user ended is called a failure");
+  // Its own work writes pages all the time.
+  const set = await page.getByText(/within a second, at most/).innerText();
+  check(/ at most [1-9]/.test(set), `the working set is empty: ${set}`);
+  await inspect(page, "the writes");
+  await picture(page, "writes");
 }
 
 async function savesIt(page) {
@@ -370,6 +388,7 @@ await run(async (browser) => {
   await step("console", () => typesIntoTheConsole(page));
   await step("screen", () => seesTheScreen(page));
   await step("viewer", () => offersAViewerNothing(browser));
+  await step("writes", () => seesWhatItWrites(page));
   await step("checkpoint", () => savesIt(page));
   await step("schedule", () => schedulesWork(page));
   await step("search", () => findsThings(page));

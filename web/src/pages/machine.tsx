@@ -11,12 +11,14 @@ import type { GraphNode, HostEvent, MachineInfo, NetworkInfo, ProtectionInfo } f
 import { act, usePoll } from "../state";
 import { useUsage } from "../usage";
 import { CapsuleTree } from "./capsules";
+import { Writes } from "./writes";
 
 const TABS = [
   ["", "Overview"],
   ["console", "Console"],
   ["display", "Screen"],
   ["log", "Log"],
+  ["writes", "Writes"],
   ["protection", "Protection"],
   ["capsules", "Capsules"],
 ] as const;
@@ -52,6 +54,7 @@ export function Machine({ name, tab }: { name: string; tab: string }) {
 function hasTab(tab: string, machine: MachineInfo | undefined): boolean {
   if (tab === "console") return may("GET /v1/machines/{name}/console");
   if (tab === "display") return !!machine?.display && may("GET /v1/machines/{name}/display");
+  if (tab === "writes") return may("POST /v1/machines/{name}/wws");
   return true;
 }
 
@@ -73,6 +76,8 @@ function View({ machine, tab }: { machine: MachineInfo; tab: string }) {
       );
     case "log":
       return <Log name={machine.name} />;
+    case "writes":
+      return <Writes machine={machine} />;
     case "protection":
       return <Protection machine={machine} />;
     case "capsules":
