@@ -74,10 +74,11 @@ fn a_host_is_measured_by_daemons_of_its_own_which_leave_nothing() {
     let alpha = cluster.host("alpha");
     let folder = cluster.disk.path().join("measured");
     fs::create_dir(&folder).expect("a folder");
-    let measured = alpha.json(&["doctor", "--bench", folder.to_str().expect("a path in UTF-8")]);
+    let measured =
+        alpha.json(&["doctor", "--bench", folder.to_str().expect("a path in UTF-8"), "--clones", "10"]);
     let figures = measured["figures"].as_array().expect("figures");
     let all_positive = figures.iter().all(|figure| figure["median"].as_f64() > Some(0.0));
-    assert!(figures.len() == 9 && all_positive, "{measured}");
+    assert!(figures.len() == 10 && all_positive, "{measured}");
     assert!(measured["host"].as_str().is_some_and(|host| host.contains("QEMU")), "{measured}");
     assert_eq!(fs::read_dir(&folder).expect("the folder").count(), 0, "files are left");
     alpha.exec("sh", &["-c", "! pgrep -f '[b]ench-one'"]);

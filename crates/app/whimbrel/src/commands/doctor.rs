@@ -37,6 +37,9 @@ pub(crate) struct Args {
     /// Measure what this host can do, with files in a directory [default: /var/tmp]
     #[arg(long, value_name = "DIR", num_args = 0..=1, default_missing_value = "/var/tmp", conflicts_with = "data")]
     bench: Option<PathBuf>,
+    /// Machines that are cloned at once; fewer if they would not fit into the memory
+    #[arg(long, value_name = "COUNT", default_value_t = 100, requires = "bench")]
+    clones: u32,
 }
 
 /// What an examination of a data directory found.
@@ -66,7 +69,7 @@ impl Args {
             return examine(context, data);
         }
         if let Some(folder) = self.bench {
-            return host_bench::run(context, &folder);
+            return host_bench::run(context, &folder, self.clones);
         }
         let mut checks = checks(context.client.socket());
         checks.extend(machines(context));

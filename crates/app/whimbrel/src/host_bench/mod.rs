@@ -20,8 +20,8 @@ use std::{
 
 /// Memory of each machine.
 const MEMORY: &str = "256M";
-/// Machines that are cloned at once.
-const CLONES: u32 = 20;
+/// Memory that the host must have for each clone.
+const CLONE_MEMORY: u64 = 64 << 20;
 /// Bytes of a file that goes into the store and out of it.
 const FILE: u64 = 256 << 20;
 
@@ -44,16 +44,16 @@ struct HostFigures {
 }
 
 /// Measures this host with files in `folder`, and prints a table.
-pub(crate) fn run(context: &Context, folder: &Path) -> Result<(), CliError> {
+pub(crate) fn run(context: &Context, folder: &Path, clone_count: u32) -> Result<(), CliError> {
     let hosts = BenchHosts::start(folder)?;
     let mut figures = Vec::new();
-    let steps: [(&str, Step); 6] = [
-        ("starts", starts),
-        ("checkpoints", checkpoints),
-        ("resumes", resumes),
-        ("clones", clones),
-        ("moves", moves),
-        ("the store", store),
+    let steps: [(&str, &Step<'_>); 6] = [
+        ("starts", &starts),
+        ("checkpoints", &checkpoints),
+        ("resumes", &resumes),
+        ("clones", &|hosts| clones(hosts, clone_count)),
+        ("moves", &moves),
+        ("the store", &store),
     ];
     for (what, step) in steps {
         context.output.remark(&format!("measuring {what}"));
@@ -63,7 +63,7 @@ pub(crate) fn run(context: &Context, folder: &Path) -> Result<(), CliError> {
     context.output.result(&figures, text)
 }
 
-type Step = fn(&BenchHosts) -> Result<Vec<Figure>, CliError>;
+type Step<'a> = dyn Fn(&BenchHosts) -> Result<Vec<Figure>, CliError> + 'a;
 
 impl Figure {
     /// A figure of milliseconds: the worst is the longest.
@@ -80,11 +80,10 @@ impl Figure {
     }
 }
 
-/// A number in the result of an operation.
+/// A number in the result of an operation, at a path in it.
 fn number(result: &Value, field: &'static str) -> Result<f64, CliError> {
-    result["result"][field]
-        .as_f64()
-        .ok_or_else(|| CliError::Bench { step: field.to_owned(), said: result.to_string() })
+    let found = result.pointer(&format!("/result/{field}")).and_then(Value::as_f64);
+    found.ok_or_else(|| CliError::Bench { step: field.to_owned(), said: result.to_string() })
 }
 
 fn starts(hosts: &BenchHosts) -> Result<Vec<Figure>, CliError> {
@@ -124,27 +123,30 @@ fn resumes(hosts: &BenchHosts) -> Result<Vec<Figure>, CliError> {
     Ok(vec![Figure::times("resume a suspended machine, until it runs", all)])
 }
 
-fn clones(hosts: &BenchHosts) -> Result<Vec<Figure>, CliError> {
+fn clones(hosts: &BenchHosts, most: u32) -> Result<Vec<Figure>, CliError> {
     hosts.call(0, &["checkpoint", "probe", "--tag", "golden"])?;
-    let count = CLONES.to_string();
-    let done = hosts.call(0, &["clone", "golden", "--count", &count, "--prefix", "copy"])?;
-    for copy in 1..=CLONES {
+    let room = size_in("/proc/meminfo", "MemAvailable").unwrap_or_default() / CLONE_MEMORY;
+    let count = room.clamp(1, most.max(1).into());
+    let done = hosts.call(0, &["clone", "golden", "--count", &count.to_string(), "--prefix", "copy"])?;
+    for copy in 1..=count {
         hosts.call(0, &["stop", &format!("copy-{copy}"), "--kill"])?;
     }
     let all = vec![number(&done, "to_running_ms")?];
-    Ok(vec![Figure::times(&format!("{CLONES} clones of one capsule, until all run"), all)])
+    Ok(vec![Figure::times(&format!("{count} clones of one capsule, until all run"), all)])
 }
 
 fn moves(hosts: &BenchHosts) -> Result<Vec<Figure>, CliError> {
-    let (mut downtimes, mut totals) = (Vec::new(), Vec::new());
+    let (mut downtimes, mut scans, mut totals) = (Vec::new(), Vec::new(), Vec::new());
     for turn in 0..6 {
         let (from, to) = (turn % 2, 1 - turn % 2);
         let done = hosts.call(from, &["migrate", "probe", bench_hosts::NAMES[to]])?;
         downtimes.push(number(&done, "downtime_ms")?);
+        scans.push(number(&done, "pause/scan_ms")?);
         totals.push(number(&done, "total_ms")?);
     }
     Ok(vec![
         Figure::times("stop of the guest for a move within this host", downtimes),
+        Figure::times("search for the pages that are left, in that stop", scans),
         Figure::times("a move within this host", totals),
     ])
 }
@@ -162,19 +164,26 @@ fn store(hosts: &BenchHosts) -> Result<Vec<Figure>, CliError> {
     Ok(vec![ingest, Figure::rate("read it from the store", FILE, begun)])
 }
 
+/// Field of a file of `/proc`.
+fn field(path: &str, name: &str) -> Option<String> {
+    let text = std::fs::read_to_string(path).ok()?;
+    let found = text.lines().find(|line| line.starts_with(name))?;
+    Some(found.split_once(':')?.1.trim().to_owned())
+}
+
+/// Bytes of a field in KiB.
+fn size_in(path: &str, name: &str) -> Option<u64> {
+    let kib = field(path, name)?.split(' ').next()?.parse::<u64>().ok()?;
+    Some(kib << 10)
+}
+
 /// Processor, memory, kernel and QEMU of this host.
 fn host(hosts: &BenchHosts) -> String {
-    let field = |path: &str, name: &str| {
-        let text = std::fs::read_to_string(path).ok()?;
-        let found = text.lines().find(|line| line.starts_with(name))?;
-        Some(found.split_once(':')?.1.trim().to_owned())
-    };
     let cpu = field("/proc/cpuinfo", "model name").unwrap_or_default();
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
-    let kib = field("/proc/meminfo", "MemTotal").and_then(|size| size.split(' ').next()?.parse::<u64>().ok());
     let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let qemu = whimbrel_qemu::probe().map_or("unknown".to_owned(), |binary| binary.version.to_string());
-    let gib = kib.unwrap_or_default() >> 20;
+    let gib = size_in("/proc/meminfo", "MemTotal").unwrap_or_default() >> 30;
     format!(
         "{cpu}, {cores} cores, {gib} GiB, Linux {}, QEMU {qemu}, guests by {}",
         kernel.trim(),
