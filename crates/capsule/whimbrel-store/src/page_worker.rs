@@ -325,8 +325,8 @@ impl OldPages<'_> {
             let leaf =
                 match tree::leaf(&LocalNodes(&self.session.inner), self.image.base, self.image.pages, extent)
                 {
-                    // The base is partial here: no delta.
-                    Err(StoreError::Missing { .. }) => None,
+                    // The base is partial here, or cannot be read now: no delta.
+                    Err(StoreError::Missing { .. } | StoreError::Io { .. }) => None,
                     other => other?,
                 };
             self.extent = Some((extent, leaf));
@@ -350,8 +350,8 @@ impl OldPages<'_> {
     }
 }
 
-/// Object as the base of a delta; none if it is too deep, in a condemned pack or damaged. Damage must not
-/// stop a new checkpoint.
+/// Object as the base of a delta; none if it is too deep, in a condemned pack, damaged or cannot be read.
+/// What is wrong with old content must not stop a new checkpoint.
 pub(crate) fn usable_base(session: &WriteContext, digest: &Digest, kind: Kind) -> Result<Option<Object>> {
     let usable = |old: &Object| {
         let place = &old.location.frame;
@@ -359,9 +359,12 @@ pub(crate) fn usable_base(session: &WriteContext, digest: &Digest, kind: Kind) -
     };
     match session.inner.objects.get(digest) {
         Ok(old) => Ok(Some(old).filter(usable)),
-        Err(StoreError::Damaged { .. } | StoreError::Missing { .. } | StoreError::MissingBase { .. }) => {
-            Ok(None)
-        }
+        Err(
+            StoreError::Damaged { .. }
+            | StoreError::Missing { .. }
+            | StoreError::MissingBase { .. }
+            | StoreError::Io { .. },
+        ) => Ok(None),
         Err(error) => Err(error),
     }
 }
