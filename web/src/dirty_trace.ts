@@ -19,7 +19,8 @@ export interface Sample {
 /** A trace that breaks off is good up to there; one that is damaged is refused. */
 export class TraceReader {
   private bytes = new Uint8Array(0);
-  private hasHead = false;
+  /** Pages of memory, once the header is there. */
+  private pages: number | undefined;
 
   /** The samples that are complete with these bytes. */
   feed(more: Uint8Array): Sample[] {
@@ -28,7 +29,7 @@ export class TraceReader {
     joined.set(more, this.bytes.length);
     this.bytes = joined;
     const samples: Sample[] = [];
-    if (!this.hasHead && !this.takeHead()) return samples;
+    if (this.pages === undefined && !this.takeHead()) return samples;
     for (let sample = this.take(); sample; sample = this.take()) samples.push(sample);
     return samples;
   }
@@ -40,8 +41,8 @@ export class TraceReader {
     const magic = new TextDecoder().decode(this.bytes.subarray(0, MAGIC.length));
     if (magic !== MAGIC || this.view().getUint32(8, true) !== 1)
       throw new Error("the trace has another format");
+    this.pages = Number(this.view().getBigUint64(16, true));
     this.bytes = this.bytes.subarray(HEAD);
-    this.hasHead = true;
     return true;
   }
 
@@ -50,14 +51,14 @@ export class TraceReader {
     const [length, micros] = [this.view().getUint32(0, true), this.view().getUint32(4, true)];
     if (length > RUNS_MAX) throw new Error("a sample of the trace is too large");
     if (this.bytes.length < RECORD + length) return undefined;
-    const runs = decode(this.bytes.subarray(RECORD, RECORD + length));
+    const runs = decode(this.bytes.subarray(RECORD, RECORD + length), this.pages ?? 0);
     this.bytes = this.bytes.subarray(RECORD + length);
     return { seconds: micros / 1e6, runs };
   }
 }
 
-/** Runs as gaps and lengths, in LEB128. */
-function decode(bytes: Uint8Array): [number, number][] {
+/** Runs as gaps and lengths, in LEB128, all of them below `pages`. */
+function decode(bytes: Uint8Array, pages: number): [number, number][] {
   const runs: [number, number][] = [];
   let [at, page] = [0, 0];
   const number = () => {
@@ -74,6 +75,7 @@ function decode(bytes: Uint8Array): [number, number][] {
     const [gap, length] = [number(), number()];
     runs.push([page + gap, length]);
     page += gap + length;
+    if (page > pages) throw new Error("the trace names pages that the machine does not have");
   }
   return runs;
 }
