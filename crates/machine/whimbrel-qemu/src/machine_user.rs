@@ -3,10 +3,16 @@
 //! The numbers are far above those that a user database or a container hands out, and belong to nobody. Each
 //! QEMU has its own, so that a flaw in one is no way to the files, the sockets or the processes of another.
 
-use rustix::process::{geteuid, getgid};
+use rustix::{
+    fs::{Gid, Uid},
+    process::{geteuid, getgid},
+};
 use std::{
     fs, io,
-    os::unix::fs::{MetadataExt, PermissionsExt, chown},
+    os::{
+        fd::BorrowedFd,
+        unix::fs::{MetadataExt, PermissionsExt, chown},
+    },
     path::{Path, PathBuf},
 };
 
@@ -90,6 +96,12 @@ impl QemuDir {
     /// Lets QEMU open a file or socket here that this process has made.
     pub(crate) fn give(&self, file: &Path) -> io::Result<()> {
         self.user.map_or(Ok(()), |user| user.give(file))
+    }
+
+    /// Lets QEMU open a descriptor of this process anew once it is passed to it.
+    pub(crate) fn give_descriptor(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        let own = self.user.map(|user| (Uid::from_raw(user.0), Gid::from_raw(user.0)));
+        own.map_or(Ok(()), |(uid, gid)| Ok(rustix::fs::fchown(descriptor, Some(uid), Some(gid))?))
     }
 
     /// Lets QEMU make no more files here, before it reads what a guest or another host has written: it could

@@ -180,7 +180,7 @@ impl Machine for Qemu {
     }
 
     fn pause_for_state(&mut self) -> Result<(), MachineError> {
-        self.pause_and_save().map_err(|error| MachineError::new("pause", error))
+        self.pause_and_save()
     }
 
     fn unpause_with_state(&mut self) -> UnpauseReport {

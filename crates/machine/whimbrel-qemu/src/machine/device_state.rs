@@ -8,7 +8,10 @@
 //! and it continues to run afterwards). One with private memory cannot; its header is the one that it was
 //! loaded with.
 
-use super::Qemu;
+use super::{
+    Qemu,
+    held_pipe::{HELD_SIZE, HeldPipe},
+};
 use crate::{
     launch::{LaunchError, Sharing},
     machine_user::QemuDir,
@@ -40,6 +43,10 @@ pub(super) const STATE: &str = "state";
 const SCRATCH: &str = "devices";
 /// Time in which QEMU must write or read a state. It takes 10 ms.
 pub(super) const STATE_TIMEOUT: Duration = Duration::from_secs(30);
+/// How often it is looked whether QEMU refuses to write into the pipe.
+const HOLD_POLL: Duration = Duration::from_millis(20);
+/// How long an answer is awaited before the pipe is read: all but the largest states fit into it.
+const HOLD_READ: Duration = Duration::from_millis(1);
 
 /// Data kept between two saves of the device state.
 #[derive(Debug)]
@@ -52,7 +59,31 @@ pub(super) struct DeviceStateCache {
     /// Whether the header changed since it was last returned.
     changed: bool,
     /// Save command that was sent together with the pause, and not answered yet.
-    pending_save: Option<PendingCommand>,
+    pending_save: Option<PendingSave>,
+    pipe: Holding,
+    /// Length of the device sections that were saved last.
+    last_len: usize,
+}
+
+/// What holds QEMU while it saves.
+#[derive(Debug, Default)]
+enum Holding {
+    /// No pipe was passed to QEMU yet.
+    #[default]
+    Untried,
+    /// This pipe.
+    Pipe(HeldPipe),
+    /// Nothing: this QEMU could not use a pipe.
+    Refused,
+}
+
+/// How a state is being saved.
+#[derive(Debug)]
+enum PendingSave {
+    /// Into the file, of a machine that was stopped before.
+    Stopped(PendingCommand),
+    /// Into the pipe, by the one command that has stopped the machine and lets it go on.
+    Held(PendingCommand),
 }
 
 #[derive(Debug)]
@@ -76,11 +107,25 @@ impl DeviceStateCache {
         let scratch = options.open(&path).and_then(|scratch| dir.give(&path).map(|()| scratch));
         let scratch =
             scratch.map_err(|source| LaunchError::Io { what: "the file of the device state", source })?;
-        Ok(Self { sharing, scratch, known: None, loaded: None, changed: true, pending_save: None })
+        Ok(Self {
+            sharing,
+            scratch,
+            known: None,
+            loaded: None,
+            changed: true,
+            pending_save: None,
+            pipe: Holding::Untried,
+            last_len: 0,
+        })
     }
 
     pub(super) fn sharing(&self) -> Sharing {
         self.sharing
+    }
+
+    /// Forgets the pipe, because another process may pass one of its own to QEMU.
+    pub(super) fn forget_pipe(&mut self) {
+        self.pipe = Holding::Untried;
     }
 
     /// Whether a save was requested and not read.
@@ -122,23 +167,148 @@ impl Qemu {
         Ok(DeviceState { head: known.head.as_bytes(), head_changed, devices })
     }
 
-    /// Pauses the machine and requests its device state in the same message, so that QEMU writes the state
-    /// while the caller reads memory. [`Qemu::unpause_saved`] must follow.
+    /// Pauses the machine while QEMU saves its device state. [`Qemu::unpause_saved`] must follow.
     ///
-    /// QEMU parses input byte by byte, 3 us each: it reads `xen-save-devices-state` in a third of a
-    /// millisecond, during the pause.
-    pub(super) fn pause_and_save(&mut self) -> Result<(), QmpError> {
-        let save = self.save_command();
-        let [stop, save] = self.qmp.send_commands([("stop", json!({})), save])?;
-        self.state_cache.pending_save = Some(save);
-        self.qmp.answer(stop).map(drop)
+    /// If it can, by the one command that does all of it (see [`HeldPipe`]). Otherwise by two in one message,
+    /// so that QEMU writes the state while the caller reads memory. QEMU parses input byte by byte, 3 us each:
+    /// it reads `xen-save-devices-state` in a third of a millisecond, during the pause.
+    pub(super) fn pause_and_save(&mut self) -> Result<(), MachineError> {
+        let failed = |error: StateError| MachineError::new("pause", error);
+        if self.may_hold() && self.pause_held().map_err(failed)? {
+            return Ok(());
+        }
+        let path = self.dir.seen_by_qemu(SCRATCH);
+        let sent = self.qmp.send_commands([("stop", json!({})), save_command(&path)]);
+        let [stop, save] = sent.map_err(|error| failed(error.into()))?;
+        self.state_cache.pending_save = Some(PendingSave::Stopped(save));
+        self.qmp.answer(stop).map(drop).map_err(|error| failed(error.into()))
     }
 
     /// Unpauses the machine once its devices are written. The state is composed when it runs already.
     pub(super) fn unpause_saved(&mut self) -> UnpauseReport {
+        match self.state_cache.pending_save.take() {
+            Some(PendingSave::Held(save)) => self.let_go(save),
+            Some(PendingSave::Stopped(save)) => self.unpause_stopped(Ok(save)),
+            None => self.unpause_stopped(Err(StateError::NotPaused)),
+        }
+    }
+
+    /// Whether the next pause can be held by the pipe. A state that fits into it would not hold QEMU, and one
+    /// whose header has to be taken anew needs other commands during the pause.
+    fn may_hold(&mut self) -> bool {
+        let cache = &mut self.state_cache;
+        let has_header = cache.known.as_ref().is_some_and(|known| known.places.is_some());
+        let is_large = cache.last_len > 2 * HELD_SIZE;
+        if !has_header || !is_large || cache.loaded.is_some() || !self.qmp.is_running() {
+            return false;
+        }
+        if matches!(cache.pipe, Holding::Untried) {
+            cache.pipe = HeldPipe::pass_to(&self.qmp, &self.dir).map_or_else(
+                |error| {
+                    tracing::warn!(%error, "QEMU takes no pipe and is stopped by name");
+                    Holding::Refused
+                },
+                Holding::Pipe,
+            );
+        }
+        matches!(cache.pipe, Holding::Pipe(_))
+    }
+
+    /// Pauses the machine by the pipe. False if that was not possible: then the machine runs.
+    fn pause_held(&mut self) -> Result<bool, StateError> {
+        let Holding::Pipe(pipe) = &self.state_cache.pipe else { return Ok(false) };
+        let [save] = self.qmp.send_commands([save_command(pipe.path())])?;
+        let deadline = Instant::now() + STATE_TIMEOUT;
+        let answer = loop {
+            match pipe.wait(HOLD_POLL) {
+                Ok(true) => return self.check_held(save),
+                Ok(false) => {}
+                Err(source) => break Some(Err(QmpError::Io(source))),
+            }
+            let answer = self.qmp.answer_soon(&save, Duration::ZERO);
+            if answer.is_some() || Instant::now() > deadline {
+                break answer;
+            }
+        };
+        // Closed, it holds nobody.
+        self.state_cache.pipe = Holding::Refused;
+        match answer {
+            None => Err(StateError::TimedOut { action: "save", after: STATE_TIMEOUT }),
+            Some(Err(QmpError::Refused { words, .. })) => {
+                tracing::warn!(words, "QEMU cannot save through a pipe and is stopped by name");
+                Ok(false)
+            }
+            Some(answer) => Ok(answer.map(|_| false)?),
+        }
+    }
+
+    /// Whether a machine that is held can be saved so. Otherwise it is let go: the guest has had the small
+    /// blocks made larger, or may have, and their lengths can be asked for in another pause only.
+    fn check_held(&mut self, save: PendingCommand) -> Result<bool, StateError> {
+        self.state_cache.pending_save = Some(PendingSave::Held(save));
+        let is_same = match &mut self.state_cache.known {
+            Some(CachedHeader { head, places: Some(places) }) => {
+                places.refresh(head).map(|changed| !changed).map_err(io_error("compare"))
+            }
+            _ => Ok(false),
+        };
+        if let Ok(true) = is_same {
+            return Ok(true);
+        }
+        let report = self.unpause_saved();
+        tracing::debug!(error = ?report.device_state.err(), "the small blocks have changed; pausing once more");
+        self.state_cache.changed = true;
+        is_same
+    }
+
+    /// Lets a machine go on that the pipe holds.
+    fn let_go(&mut self, save: PendingCommand) -> UnpauseReport {
+        let begun = Instant::now();
+        // One that was answered did not stand still.
+        let early = self.qmp.answer_soon(&save, Duration::ZERO);
+        if let Holding::Pipe(pipe) = &self.state_cache.pipe {
+            pipe.release();
+        }
+        let device_state_time = begun.elapsed();
+        let saved = match early {
+            None => self.read_held(&save),
+            Some(answer) => Err(answer.map_or_else(StateError::from, |_| StateError::NotPaused)),
+        };
+        let unpause_time = begun.elapsed() - device_state_time;
+        let holds = match &mut self.state_cache.pipe {
+            Holding::Pipe(pipe) => pipe.hold(),
+            _ => false,
+        };
+        if saved.is_err() || !holds {
+            self.state_cache.pipe = Holding::Refused;
+        }
+        let device_state = saved.and_then(|blob| self.compose_saved(blob));
+        let device_state = device_state.map_err(|error| MachineError::new("save the devices of", error));
+        UnpauseReport { device_state, device_state_time, unpause_time }
+    }
+
+    /// What QEMU writes into the pipe until it has answered: by then the machine runs.
+    fn read_held(&mut self, save: &PendingCommand) -> Result<Vec<u8>, StateError> {
+        let deadline = Instant::now() + STATE_TIMEOUT;
+        let mut blob = Vec::with_capacity(self.state_cache.last_len);
+        loop {
+            let answer = self.qmp.answer_soon(save, HOLD_READ);
+            let Holding::Pipe(pipe) = &mut self.state_cache.pipe else { return Err(StateError::NotPaused) };
+            pipe.drain(&mut blob, MAX_STATE).map_err(io_error("read"))?;
+            match answer {
+                _ if blob.len() > MAX_STATE => {
+                    return Err(crate::state::StreamError::TooLong { len: blob.len() as u64 }.into());
+                }
+                Some(answer) => return Ok(answer.map(|_| blob)?),
+                None if Instant::now() < deadline => {}
+                None => return Err(StateError::TimedOut { action: "save", after: STATE_TIMEOUT }),
+            }
+        }
+    }
+
+    fn unpause_stopped(&mut self, under_way: Result<PendingCommand, StateError>) -> UnpauseReport {
         let begun = Instant::now();
         let head = self.update_header();
-        let under_way = self.state_cache.pending_save.take().ok_or(StateError::NotPaused);
         // QEMU executes commands in order: it unpauses after it has written, even if that answer is not read
         // yet.
         let cont = self.qmp.send_commands([("cont", json!({}))]);
@@ -158,7 +328,13 @@ impl Qemu {
 
     /// Composes the state from the devices that were just written.
     fn read_saved(&mut self) -> Result<Vec<u8>, StateError> {
-        let devices = self.read_devices()?;
+        let blob = self.read_devices()?;
+        self.compose_saved(blob)
+    }
+
+    fn compose_saved(&mut self, blob: Vec<u8>) -> Result<Vec<u8>, StateError> {
+        self.state_cache.last_len = blob.len();
+        let devices = device_sections(blob)?;
         let known = self.state_cache.known.as_ref().ok_or(StateError::NoHeader)?;
         Ok(compose(known.head.as_bytes(), &devices))
     }
@@ -292,17 +468,13 @@ impl Qemu {
         self.monitor("info ramblock").map(|table| parse_ramblocks(&table))
     }
 
-    fn save_command(&self) -> (&'static str, Value) {
+    fn save_devices(&mut self) -> Result<Vec<u8>, StateError> {
         let path = self.dir.seen_by_qemu(SCRATCH);
-        // Despite its name, the command is not related to Xen. Not live: otherwise QEMU would give up its
-        // disks.
-        ("xen-save-devices-state", json!({"filename": path, "live": false}))
-    }
-
-    fn save_devices(&self) -> Result<Vec<u8>, StateError> {
-        let (command, arguments) = self.save_command();
+        let (command, arguments) = save_command(&path);
         self.qmp.execute(command, arguments)?;
-        self.read_devices()
+        let blob = self.read_devices()?;
+        self.state_cache.last_len = blob.len();
+        Ok(device_sections(blob)?)
     }
 
     fn read_devices(&self) -> Result<Vec<u8>, StateError> {
@@ -313,8 +485,14 @@ impl Qemu {
         }
         let mut blob = vec![0; len as usize];
         scratch.read_exact_at(&mut blob, 0).map_err(io_error("read"))?;
-        Ok(device_sections(blob)?)
+        Ok(blob)
     }
+}
+
+/// Command to write the devices into a file.
+fn save_command(path: &str) -> (&'static str, Value) {
+    // Despite its name, the command is not related to Xen. Not live: otherwise QEMU would give up its disks.
+    ("xen-save-devices-state", json!({"filename": path, "live": false}))
 }
 
 /// Reads the stream of the first connection to its end.

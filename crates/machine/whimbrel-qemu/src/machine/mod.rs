@@ -5,6 +5,7 @@
 
 mod control;
 mod device_state;
+mod held_pipe;
 mod hotplug;
 mod incoming_state;
 mod parts;

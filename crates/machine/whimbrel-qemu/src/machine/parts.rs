@@ -62,6 +62,7 @@ impl Qemu {
         if self.incoming.is_some() || self.state_cache.is_saving() {
             return Err(StateError::Busy);
         }
+        self.state_cache.forget_pipe();
         Ok(QemuState {
             dir: self.dir.path().to_owned(),
             identity: self.process.identity(),

@@ -300,22 +300,31 @@ impl Qmp {
         })
     }
 
+    /// The answer of a command, if it comes within `patience`.
+    pub(crate) fn answer_soon(
+        &self,
+        asked: &PendingCommand,
+        patience: Duration,
+    ) -> Option<Result<Value, QmpError>> {
+        let command = || asked.command.clone();
+        match lock(&asked.answer).recv_timeout(patience) {
+            Ok(Ok(value)) => Some(Ok(value)),
+            Ok(Err((class, words))) => Some(Err(QmpError::Refused { command: command(), class, words })),
+            Err(RecvTimeoutError::Disconnected) => Some(Err(QmpError::Disconnected { command: command() })),
+            Err(RecvTimeoutError::Timeout) => None,
+        }
+    }
+
     /// Waits for the answer of a command, within 30 s.
     pub(crate) fn answer(&self, asked: PendingCommand) -> Result<Value, QmpError> {
         self.answer_within(asked, COMMAND_TIMEOUT)
     }
 
     fn answer_within(&self, asked: PendingCommand, timeout: Duration) -> Result<Value, QmpError> {
-        let PendingCommand { command, id, answer } = asked;
-        match answer.into_inner().unwrap_or_else(PoisonError::into_inner).recv_timeout(timeout) {
-            Ok(Ok(value)) => Ok(value),
-            Ok(Err((class, words))) => Err(QmpError::Refused { command, class, words }),
-            Err(RecvTimeoutError::Disconnected) => Err(QmpError::Disconnected { command }),
-            Err(RecvTimeoutError::Timeout) => {
-                self.shared.lock().waiting.remove(&id);
-                Err(QmpError::TimedOut { command, after: timeout })
-            }
-        }
+        self.answer_soon(&asked, timeout).unwrap_or_else(|| {
+            self.shared.lock().waiting.remove(&asked.id);
+            Err(QmpError::TimedOut { command: asked.command, after: timeout })
+        })
     }
 
     /// Subscribes to all events. After [`MachineEvent::Disconnected`], or with 1,024 unread events, the
@@ -344,13 +353,30 @@ impl Qmp {
 
     /// Passes a descriptor to QEMU, which knows it by `name` until a command takes it.
     pub(crate) fn pass_descriptor(&self, name: &str, descriptor: BorrowedFd<'_>) -> Result<(), QmpError> {
+        self.send_descriptor(descriptor)?;
+        self.execute("getfd", json!({"fdname": name})).map(drop)
+    }
+
+    /// Makes a descriptor the only one of a set that QEMU keeps until this connection ends; its number there.
+    pub(crate) fn replace_descriptors(&self, set: u64, one: BorrowedFd<'_>) -> Result<u64, QmpError> {
+        match self.execute("remove-fd", json!({"fdset-id": set})) {
+            // There was no such set.
+            Ok(_) | Err(QmpError::Refused { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        self.send_descriptor(one)?;
+        let added = self.execute("add-fd", json!({"fdset-id": set}))?;
+        added["fd"].as_u64().ok_or_else(|| QmpError::Io(io::ErrorKind::InvalidData.into()))
+    }
+
+    /// Sends a descriptor for the next command that takes one.
+    fn send_descriptor(&self, descriptor: BorrowedFd<'_>) -> Result<(), QmpError> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         ancillary.push(SendAncillaryMessage::ScmRights(std::slice::from_ref(&descriptor)));
-        // QEMU keeps the descriptor that came last for `getfd`. White space is no part of a command.
+        // QEMU keeps the descriptor that came last. White space is no part of a command.
         let sent = sendmsg(&*lock(&self.writer), &[IoSlice::new(b" ")], &mut ancillary, SendFlags::NOSIGNAL);
-        sent.map_err(|errno| QmpError::Io(errno.into()))?;
-        self.execute("getfd", json!({"fdname": name})).map(drop)
+        sent.map(drop).map_err(|errno| QmpError::Io(errno.into()))
     }
 
     fn send(&self, lines: &[u8]) -> io::Result<()> {

@@ -5,6 +5,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use std::{
     fs::{self, File},
     os::{fd::AsRawFd, unix::fs::FileExt},
+    time::Duration,
 };
 use whimbrel_core::ByteSize;
 use whimbrel_machine::Machine;
@@ -96,6 +97,37 @@ fn a_hundred_saves_in_a_row_leave_a_machine_that_works() {
         length = Some(state.len());
         assert_eq!(guest.count(), (round, nonce.clone()));
     }
+    reboot(&mut guest, &nonce);
+}
+
+#[test]
+fn a_machine_that_a_pipe_holds_stands_still_until_it_is_let_go_or_nobody_reads_the_pipe() {
+    let mut guest = Guest::boot();
+    let nonce = guest.expect("READY ");
+    // What it waits for in the kernel.
+    let waits = |guest: &mut Guest| {
+        let place = format!("/proc/{}/wchan", guest.qemu().pid());
+        // It has begun to write, and may not have come to the end of the page yet.
+        (0..50).any(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            fs::read_to_string(&place).unwrap().contains("pipe_write")
+        })
+    };
+    for round in 1..=10 {
+        guest.qemu().pause_for_state().unwrap();
+        assert!(!guest.qemu().qmp().is_running());
+        // The first one tells how long its state is.
+        assert_eq!(waits(&mut guest), round > 1, "round {round}");
+        let state = guest.qemu().unpause_with_state().device_state.unwrap();
+        assert!(StreamHeader::parse(&state).is_ok() && guest.qemu().qmp().is_running());
+        assert_eq!(guest.count(), (round, nonce.clone()));
+    }
+    // A process that ends while it holds one closes the pipe.
+    guest.qemu().pause_for_state().unwrap();
+    let (dir, identity) = (guest.qemu().dir().to_owned(), guest.qemu().process().identity());
+    guest.qemu = None;
+    guest.qemu = Some(Qemu::adopt(&dir, identity, Sharing::Shared).unwrap());
+    assert_eq!(guest.count(), (11, nonce.clone()));
     reboot(&mut guest, &nonce);
 }
 
