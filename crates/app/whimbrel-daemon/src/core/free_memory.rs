@@ -1,4 +1,4 @@
-//! Free memory: gives back to the kernel what ended work has freed. The only `unsafe` of this crate.
+//! Free memory: gives back to the kernel what ended work has freed.
 //!
 //! glibc keeps freed memory in the arena of the thread that allocated it, and has eight arenas a processor.
 //! Every operation has threads of its own, and a part of what they allocate stays, such as cached frames. So

@@ -1,5 +1,6 @@
 //! Basis of all services of the daemon: directories, errors, operations, rights and the notifier.
 
+pub(crate) mod background_thread;
 pub(crate) mod boot_files;
 pub(crate) mod directories;
 pub(crate) mod error;

@@ -9,7 +9,7 @@
 use super::hosted::HostedStandby;
 use crate::protect::lock;
 use crate::{
-    core::{error::DaemonError, history, refs},
+    core::{background_thread, error::DaemonError, history, refs},
     machine::record::Record,
 };
 use std::{
@@ -32,8 +32,6 @@ use whimbrel_store::{CapsuleWriter, ImageWriter, Pin, Store};
 
 /// Label of an epoch capsule: the number of the epoch, and the primary.
 const EPOCH_LABEL: &str = "epoch";
-/// Niceness of the threads that compress capsules.
-const NICE: i32 = 10;
 /// Interval at which an idle thread checks whether the standby has ended.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
@@ -127,7 +125,7 @@ impl EpochCapsuleWriter {
     ) -> Result<CapsuleId, DaemonError> {
         let host = standing.host();
         let write = refs::store_error("store an epoch");
-        let writer = low_priority_writer(&host.store)?;
+        let writer = background_writer(&host.store)?;
         let base =
             |name: &str| lock(&self.last).as_ref().and_then(|last| last.images.get(name).copied().flatten());
         let open = |array: &ArrayOffer| writer.image(base(&array.name), array.pages);
@@ -177,11 +175,11 @@ impl EpochCapsuleWriter {
     }
 }
 
-/// Creates a writer with threads of low priority, which epochs and machines precede: a thread inherits the
-/// niceness of its creator. The thread that reads the pages keeps its own, since epochs wait for it.
-fn low_priority_writer(store: &Store) -> Result<CapsuleWriter, DaemonError> {
+/// Creates a writer whose threads are in the background, since epochs and machines precede: a thread inherits
+/// that of its creator. The thread that reads the pages is not, since epochs wait for it.
+fn background_writer(store: &Store) -> Result<CapsuleWriter, DaemonError> {
     let begin = || {
-        if let Err(error) = rustix::process::nice(NICE) {
+        if let Err(error) = background_thread::begin() {
             tracing::debug!(%error, "capsules are compressed at normal priority");
         }
         store.writer()
