@@ -67,13 +67,8 @@ impl Family<'_> {
     }
 
     fn line(&mut self, suffix: &str, labels: &[&str], bound: Option<f64>, value: f64) {
-        debug_assert_eq!(labels.len(), self.metric.labels.len(), "{}", self.metric.name);
-        debug_assert_eq!(
-            suffix.is_empty(),
-            self.metric.kind != MetricKind::Histogram,
-            "{}",
-            self.metric.name
-        );
+        assert_eq!(labels.len(), self.metric.labels.len(), "{}", self.metric.name);
+        assert_eq!(suffix.is_empty(), self.metric.kind != MetricKind::Histogram, "{}", self.metric.name);
         self.text.push_str(self.metric.name);
         self.text.push_str(suffix);
         let mut open = '{';

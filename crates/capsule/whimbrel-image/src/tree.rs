@@ -205,7 +205,7 @@ pub fn update<N: Nodes>(
     changes: &[(u64, Option<Digest>)],
     emit: &mut impl FnMut(NewNode) -> Result<(), N::Error>,
 ) -> Result<Option<Digest>, N::Error> {
-    debug_assert!(changes.is_sorted_by(|a, b| a.0 < b.0));
+    assert!(changes.is_sorted_by(|a, b| a.0 < b.0));
     if let Some((page, _)) = changes.last() {
         check(*page, pages)?;
     }

@@ -47,7 +47,7 @@ pub(crate) fn joined(regions: &[page_region]) -> Vec<Span> {
             }
         }
     }
-    debug_assert!(runs.iter().all(|run| run.bytes % PAGE_SIZE as u64 == 0));
+    assert!(runs.iter().all(|run| run.bytes % PAGE_SIZE as u64 == 0));
     runs
 }
 

@@ -109,7 +109,7 @@ fn apply(
     match kind {
         ObjectKind::Manifest | ObjectKind::ShortLeaf => Err(wrong),
         ObjectKind::Node => {
-            debug_assert!(delta.len() <= MAX_NODE + 64);
+            assert!(delta.len() <= MAX_NODE + 64);
             let old = Node::decode(&old).map_err(|_| wrong)?;
             node_delta::decode(&old, delta).map(ReceivedObject::Object).map_err(|_| wrong)
         }

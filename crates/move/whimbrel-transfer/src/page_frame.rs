@@ -16,7 +16,7 @@ pub(crate) fn encode_pages(
     older: &[u8],
     level: CompressionLevel,
 ) -> Result<Vec<u8>, CompressionError> {
-    debug_assert!(pages.len().is_multiple_of(PAGE_SIZE) && older.len().is_multiple_of(PAGE_SIZE));
+    assert!(pages.len().is_multiple_of(PAGE_SIZE) && older.len().is_multiple_of(PAGE_SIZE));
     compress(pages, older, level)
 }
 

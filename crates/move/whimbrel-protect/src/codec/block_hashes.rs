@@ -57,7 +57,7 @@ impl BlockHashes {
 
     /// Compares `page` with what was sent last, and records it as sent.
     pub fn change(&mut self, array: u32, number: u64, page: &[u8]) -> PageChange {
-        debug_assert_eq!(page.len(), PAGE_SIZE);
+        assert_eq!(page.len(), PAGE_SIZE);
         let (key, at) = ((array, number / GROUP), (number % GROUP) as usize);
         if self.block == BlockSize::Page {
             // The dirty log reports it as dirty: a hash would be of no use.

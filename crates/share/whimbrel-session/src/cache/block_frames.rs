@@ -189,7 +189,7 @@ impl BlockCache {
             let written = self.storage.write(StoragePart::Frames, self.frame_at(frame, page), &bytes);
             written.map_err(io_error("write"))?;
         }
-        debug_assert!(state.index.get(key).is_some());
+        assert!(state.index.get(key).is_some());
         Ok(())
     }
 

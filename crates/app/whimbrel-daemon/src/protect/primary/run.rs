@@ -442,11 +442,10 @@ impl Attempt<'_> {
             // A later daemon determines the owner, because the record remains.
             Ownership::Closing => {}
         }
-        debug_assert!(
-            beats.lease().state() != PrimaryState::Protected
-                || beats.witness.is_none()
-                || self.host.is_closing()
-        );
+        let is_protected = beats.lease().state() == PrimaryState::Protected && beats.witness.is_some();
+        if is_protected && !self.host.is_closing() {
+            tracing::error!("a protection ended while its lease was held");
+        }
         RunEnd::Over
     }
 }

@@ -161,7 +161,7 @@ impl Core {
         let missing: Vec<u64> = (blocks.start..blocks.end.min(end))
             .filter(|block| !self.cache.has_block(file, *block, source.size))
             .collect();
-        debug_assert!(missing.len() as u64 * size <= REQUEST_SIZE.max(size));
+        assert!(missing.len() as u64 * size <= REQUEST_SIZE.max(size));
         for flight in self.fetch(&source, &missing, true) {
             flight.wait().map_err(|fail| fail.errno())?;
         }
