@@ -32,6 +32,9 @@ use std::{
 /// The cases on whole hosts, and those of its modules that a small change is tried with.
 const E2E_CASES: &str = "e2e it";
 const E2E_CHANGED: &[&str] = &["life::", "migration::", "stages::"];
+/// Cases on whole hosts that run beside as many as there are processors: each of them waits for a part of its
+/// time, for links of a given rate and for leases.
+const E2E_BESIDE: usize = 1;
 /// Packages of the programs inside guests.
 const GUEST: &[&str] = &["agent ", "test-agent ", "whimbrel-guest-protocol "];
 /// Time without a line after which a binary counts as one that hangs. The longest case takes two minutes, and
@@ -268,6 +271,10 @@ fn run_one(binary: &TestBinary, scope: Scope, times: &mut CaseTimes) -> Result<O
     // libtest tells the time of a case only as an unstable option, which this variable allows.
     command.env("RUSTC_BOOTSTRAP", "1").args(["-Zunstable-options", "--report-time"]);
     let is_long = binary.name == E2E_CASES;
+    if is_long {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        command.arg(format!("--test-threads={}", processors + E2E_BESIDE));
+    }
     let filters = if scope == Scope::Changed && is_long { E2E_CHANGED } else { &[] };
     command.args(filters);
     let child = command.spawn().with_context(|| format!("cannot start {}", binary.program.display()))?;

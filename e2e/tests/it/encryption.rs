@@ -1,12 +1,15 @@
 //! Encryption at rest with a real guest: what is in its memory and on its disk is on no disk of the host.
 
-use std::{collections::BTreeSet, fs, os::unix::fs::PermissionsExt, path::Path};
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+};
 use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest};
-use whimbrel_testkit::guest::CheckResult;
-
-/// Bytes of a sample.
-const SAMPLE: usize = 16;
-type Samples = BTreeSet<[u8; SAMPLE]>;
+use whimbrel_testkit::{
+    guest::CheckResult,
+    leaked_content::{ContentSamples, files_below},
+};
 
 #[test]
 fn a_host_becomes_encrypted_under_a_guest_and_its_disk_shows_nothing_of_it() {
@@ -16,11 +19,11 @@ fn a_host_becomes_encrypted_under_a_guest_and_its_disk_shows_nothing_of_it() {
     let born = witness.write(500).expect("a first life");
     let alpha = cluster.host("alpha");
     alpha.run(&["checkpoint", "web", "--tag", "first"]);
+    let samples = |file: &Path| ContentSamples::of_file(file).expect("a file to take samples of");
     let (memory, disk) =
         (samples(&largest(alpha.run_dir())), samples(&alpha.data().join("machines/web/disk0/data")));
     // The memory has the kernel and the initial RAM disk, too, which are no secret and lie in files.
-    let boot = within(&alpha.data().join("boot"), &memory);
-    let memory: Samples = memory.difference(&boot).copied().collect();
+    let memory = memory.without(&within(&alpha.data().join("boot"), &memory));
     assert!(memory.len() > 100 && disk.len() > 100, "{} {}", memory.len(), disk.len());
     for samples in [&memory, &disk] {
         assert!(within(alpha.data(), samples).len() * 4 > samples.len(), "the search finds what is there");
@@ -48,8 +51,8 @@ fn a_host_becomes_encrypted_under_a_guest_and_its_disk_shows_nothing_of_it() {
     assert!(matches!(resumed.disk, CheckResult::Good(_)), "{resumed:?}");
     witness.write(500).expect("more on an encrypted disk");
     alpha.run(&["checkpoint", "web"]);
-    assert_eq!(within(alpha.data(), &memory), Samples::new(), "memory");
-    assert_eq!(within(alpha.data(), &disk), Samples::new(), "disk");
+    assert_eq!(within(alpha.data(), &memory), ContentSamples::default(), "memory");
+    assert_eq!(within(alpha.data(), &disk), ContentSamples::default(), "disk");
 
     alpha.run(&["encryption", "rotate", "--key-file", second.to_str().expect("a path in UTF-8")]);
     drop(witness);
@@ -61,54 +64,13 @@ fn a_host_becomes_encrypted_under_a_guest_and_its_disk_shows_nothing_of_it() {
     assert!(matches!(last.disk, CheckResult::Good(_)), "{last:?}");
 }
 
+fn within(folder: &Path, samples: &ContentSamples) -> ContentSamples {
+    samples.found_below(folder).expect("files that can be read")
+}
+
 /// The largest file below a folder: the memory of the only machine.
-fn largest(folder: &Path) -> std::path::PathBuf {
-    let files = files(folder).into_iter();
-    let length = |path: &std::path::PathBuf| fs::metadata(path).map_or(0, |found| found.len());
-    files.max_by_key(length).expect("a file with memory")
-}
-
-fn files(folder: &Path) -> Vec<std::path::PathBuf> {
-    let (mut left, mut all) = (vec![folder.to_owned()], Vec::new());
-    while let Some(folder) = left.pop() {
-        for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
-            match entry.file_type() {
-                Ok(kind) if kind.is_dir() => left.push(entry.path()),
-                Ok(kind) if kind.is_file() => all.push(entry.path()),
-                _ => {}
-            }
-        }
-    }
-    all
-}
-
-/// Bytes from the middle of pages of noise, which no compression changes. A page of programs may have as many
-/// values, and zeros in its middle, which are everywhere.
-fn samples(file: &Path) -> Samples {
-    let bytes = fs::read(file).expect("a file to take samples of");
-    let values = |bytes: &[u8]| bytes.iter().copied().collect::<BTreeSet<u8>>().len();
-    let pages = bytes.as_chunks::<4096>().0.iter().filter(|page| values(*page) > 240);
-    let middle = |page: &[u8; 4096]| std::array::from_fn(|i| page[2000 + i]);
-    pages.map(middle).filter(|sample| values(sample) > 10).take(20_000).collect()
-}
-
-/// The samples that are somewhere below a folder.
-fn within(folder: &Path, samples: &Samples) -> Samples {
-    let begin =
-        |bytes: &[u8]| usize::from(bytes[0]) << 16 | usize::from(bytes[1]) << 8 | usize::from(bytes[2]);
-    let mut begins = vec![false; 1 << 24];
-    samples.iter().for_each(|sample| begins[begin(sample)] = true);
-    let mut found = Samples::new();
-    for path in files(folder) {
-        let bytes = fs::read(&path).unwrap_or_default();
-        for window in bytes.windows(SAMPLE) {
-            if begins[begin(window)]
-                && let Ok(sample) = window.try_into()
-                && samples.contains(&sample)
-            {
-                found.insert(sample);
-            }
-        }
-    }
-    found
+fn largest(folder: &Path) -> PathBuf {
+    let files = files_below(folder).expect("a folder that can be read");
+    let length = |path: &PathBuf| fs::metadata(path).map_or(0, |found| found.len());
+    files.into_iter().max_by_key(length).expect("a file with memory")
 }

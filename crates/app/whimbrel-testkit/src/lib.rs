@@ -9,3 +9,4 @@
 pub mod fake_machine;
 pub mod guest;
 pub mod lab;
+pub mod leaked_content;
