@@ -283,6 +283,97 @@ fn simplestreams(folder: &Path, image: &PublishedImage) {
     }
 }
 
+/// Port of a host's own server of images.
+const OWN_PORT: u16 = 8480;
+
+/// Waits until a host takes connections at its own server of images.
+fn wait_served(cluster: &Cluster, host: &str) -> String {
+    let from = cluster.lab.host("client");
+    let address = cluster.lab.host(host).address();
+    let deadline = Instant::now() + PATIENCE;
+    while from.connect(SocketAddr::from((address, OWN_PORT)), Duration::from_secs(1)).is_err() {
+        assert!(Instant::now() < deadline, "the server of images does not answer");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    format!("http://{address}:{OWN_PORT}/")
+}
+
+/// A program that came with Python's own packages, in the environment of the clients.
+fn python_program(name: &str) -> String {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the folder of the workspace");
+    let program = root.join("target/clients-venv/bin").join(name);
+    assert!(program.exists(), "{name} is not installed: `cargo xtask clients` does that");
+    program.to_str().expect("a path in UTF-8").to_owned()
+}
+
+#[test]
+fn images_of_a_host_are_fetched_by_others_and_by_a_foreign_client_and_lists_follow_what_changes() {
+    let mut cluster = Cluster::start(&["alpha", "beta"]);
+    let image = small();
+    let path = |path: PathBuf| path.to_str().expect("a path in UTF-8").to_owned();
+    let file = path(image.folder.join(&image.file));
+    let folder = cluster.disk.path().join("served");
+    let served = path(folder.clone());
+    let alpha = cluster.host("alpha");
+    alpha.run(&["image", "import", &file, "mine/web"]);
+    alpha.run(&["image", "import", &file, "mine/db"]);
+    let refused = alpha.refuse(&["image", "serve", &served, "mine/other", "--write-only"]);
+    assert!(refused.text.contains("no complete image mine/other"), "{refused:?}");
+    let written = alpha.json(&["image", "serve", &served, "mine.web", "--write-only"]);
+    assert_eq!(names(&written["images"]), ["mine.web"], "{written}");
+    fs::write(folder.join("disks/notes.txt"), "of somebody").expect("a file of another");
+    let disks = || {
+        let entries = fs::read_dir(folder.join("disks")).expect("a folder").flatten();
+        let mut names: Vec<_> =
+            entries.map(|entry| entry.file_name().into_string().expect("UTF-8")).collect();
+        names.sort();
+        names
+    };
+    let capsule = written["images"][0]["capsule"].as_str().expect("a capsule").to_owned();
+    let expected = [format!("{capsule}.qcow2"), format!("{capsule}.sha256"), "notes.txt".to_owned()];
+    assert_eq!(disks(), expected);
+    let made = fs::metadata(folder.join("disks").join(&expected[0])).and_then(|file| file.modified());
+    let (program, socket) = (path(command_line().to_owned()), path(alpha.socket().to_owned()));
+    let serving = alpha.start_program(&program, &["--socket", &socket, "image", "serve", &served]);
+    let address = wait_served(&cluster, "alpha");
+
+    let settings = format!("[[image_sources]]\nkind = \"simplestreams\"\nurl = \"{address}\"\n");
+    cluster.host_mut("beta").restart_with(&settings);
+    let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));
+    let offered = beta.json(&["image", "ls", "--available"]);
+    assert_eq!(names(&offered["images"]), ["mine.db", "mine.web"], "{offered}");
+    beta.run(&["image", "pull", "mine/web"]);
+    let content = |host: &HostProcess| {
+        let file = cluster.disk.path().join(format!("{}.raw", host.name()));
+        host.run(&["export", "image.mine.web", file.to_str().expect("a path in UTF-8")]);
+        fs::read(file).expect("a disk")
+    };
+    assert!(content(alpha) == content(beta), "the image is another one on beta");
+    assert_eq!(disks().len(), 5, "the other image has a file too");
+    // A file that is there is not made again.
+    let still = fs::metadata(folder.join("disks").join(&expected[0])).and_then(|file| file.modified());
+    assert_eq!(made.expect("a file"), still.expect("a file"));
+
+    let (client, mirror) = (cluster.lab.host("client"), cluster.disk.path().join("mirror"));
+    let program = python_program("sstream-mirror");
+    let index = format!("{address}streams/v1/index.json");
+    said(client, &[&program, "--no-verify", &index, mirror.to_str().expect("a path in UTF-8")]);
+    let mirrored = fs::read(mirror.join("disks").join(&expected[0])).expect("a mirrored disk");
+    assert!(mirrored == fs::read(folder.join("disks").join(&expected[0])).expect("a disk"));
+    for (path, status) in [("../disk.raw", "404"), ("disks/", "404"), ("streams/v1/index.json", "200")] {
+        let curl = ["curl", "-s", "--path-as-is", "-o", "/dev/null", "-w", "%{http_code}"];
+        let got = said(client, &[&curl[..], &[&format!("{address}{path}")]].concat());
+        assert_eq!(got, status, "{path}");
+    }
+    drop(serving);
+
+    alpha.run(&["image", "rm", "mine/web"]);
+    alpha.run(&["image", "rm", "mine/db"]);
+    let written = alpha.json(&["image", "serve", &served, "--write-only"]);
+    assert_eq!(written["images"], json!([]));
+    assert_eq!(disks(), ["notes.txt"]);
+}
+
 /// A real Debian with cloud-init and sshd (CONTRIBUTING.md says how to run it).
 #[test]
 #[ignore = "builds a Debian image first, which takes minutes"]

@@ -70,9 +70,9 @@ pub(crate) enum CliError {
     /// Host whose own key is damaged.
     #[error("the key of {name} cannot be read there")]
     NoKey { name: whimbrel_core::HostName },
-    /// Step of a measurement of this host that failed.
+    /// Step that another program did not do, or did not say the end of.
     #[error("cannot {step}: {said}")]
-    Bench { step: String, said: String },
+    Step { step: String, said: String },
     #[error("{failed} of {checks} checks failed")]
     Unhealthy { failed: usize, checks: usize },
     /// Session that failed, on the client or on the server.
@@ -167,7 +167,7 @@ impl CliError {
             | Self::File { .. }
             | Self::NoKey { .. }
             | Self::Unhealthy { .. }
-            | Self::Bench { .. }
+            | Self::Step { .. }
             | Self::NotEmpty { .. }
             | Self::ScheduleFailed { .. } => exit::FAILED,
             Self::NoSession(_) => exit::UNREACHABLE,

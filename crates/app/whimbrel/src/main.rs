@@ -19,6 +19,7 @@ mod evacuation_text;
 mod first_boot;
 mod hardware_args;
 mod host_bench;
+mod image_server;
 mod machine_text;
 mod mcp;
 mod metrics;

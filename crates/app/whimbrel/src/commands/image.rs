@@ -1,11 +1,11 @@
-//! `whimbrel image`: fetches, lists and removes images of distributions.
+//! `whimbrel image`: fetches, lists, serves and removes images of distributions.
 
 use crate::{
     argument_types::absolute,
     capsule_text,
     context::Context,
     error::CliError,
-    operation,
+    image_server, operation,
     output::Removed,
     table::{ago, table},
 };
@@ -22,6 +22,7 @@ Examples:
   whimbrel image ls --available            what the sources of this host offer
   whimbrel image pull debian/12
   whimbrel image import disk.qcow2 mine/web
+  whimbrel image serve /srv/images         to other hosts
   whimbrel launch mine/web web             a machine with a disk like that
   whimbrel checkpoint web --disks-only --tag image.mine.web-2
 
@@ -59,6 +60,10 @@ enum Action {
         /// Name for the image
         image: ImageName,
     },
+    /// Serve images to other hosts, as simplestreams over HTTP
+    ///
+    /// Whoever reaches the address can fetch them. The folder has all files, so any web server can serve it too.
+    Serve(image_server::Args),
     /// Remove an image
     ///
     /// Machines that were made of it stay complete. `whimbrel gc` frees what nothing needs.
@@ -96,6 +101,7 @@ impl Args {
                     ImportRequest { path: file, name: image.tag(), format: ImportFormat::Disk, key: None };
                 operation::perform(context, client.import(&request)).await
             }
+            Action::Serve(serve) => serve.run(context).await,
             Action::Rm { image } => {
                 let left = client.remove(&image.tag()).await?;
                 if let Some(note) = capsule_text::left_behind(&left) {

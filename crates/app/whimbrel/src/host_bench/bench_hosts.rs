@@ -90,7 +90,7 @@ impl BenchHosts {
                 if Instant::now() > deadline {
                     let log = self.memory.join(format!("{name}.log"));
                     let said = fs::read_to_string(log).unwrap_or_else(|_| error.to_string());
-                    return Err(CliError::Bench { step: "start a daemon".to_owned(), said });
+                    return Err(CliError::Step { step: "start a daemon".to_owned(), said });
                 }
                 thread::sleep(RETRY);
             }
@@ -108,7 +108,7 @@ impl BenchHosts {
         let output = output.map_err(CliError::io("start this program"))?;
         if !output.status.success() {
             let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-            return Err(CliError::Bench { step: format!("whimbrel {}", arguments.join(" ")), said });
+            return Err(CliError::Step { step: format!("whimbrel {}", arguments.join(" ")), said });
         }
         // A move prints its rounds before its result, and some verbs print nothing.
         let values = serde_json::Deserializer::from_slice(&output.stdout).into_iter::<Value>();

@@ -83,7 +83,7 @@ impl Figure {
 /// A number in the result of an operation, at a path in it.
 fn number(result: &Value, field: &'static str) -> Result<f64, CliError> {
     let found = result.pointer(&format!("/result/{field}")).and_then(Value::as_f64);
-    found.ok_or_else(|| CliError::Bench { step: field.to_owned(), said: result.to_string() })
+    found.ok_or_else(|| CliError::Step { step: field.to_owned(), said: result.to_string() })
 }
 
 fn starts(hosts: &BenchHosts) -> Result<Vec<Figure>, CliError> {
