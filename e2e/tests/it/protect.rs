@@ -49,6 +49,8 @@ fn wait_epochs_of(host: &HostProcess, name: &str, epochs: u64) -> Value {
     loop {
         let now = protection_of(host, name);
         if now["state"]["kind"] == "protected" && now["epoch"].as_u64().unwrap_or(0) >= epochs {
+            let log = host.log_text();
+            assert!(!log.contains("is stopped by name"), "a confined QEMU cannot be held by a pipe: {log}");
             return now;
         }
         assert!(Instant::now() < deadline, "not protected: {now}\n{}", host.log_text());

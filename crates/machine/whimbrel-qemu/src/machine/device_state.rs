@@ -221,7 +221,10 @@ impl Qemu {
         let deadline = Instant::now() + STATE_TIMEOUT;
         let answer = loop {
             match pipe.wait(HOLD_POLL) {
-                Ok(true) => return self.check_held(save),
+                Ok(true) => {
+                    self.qmp.note_stopped();
+                    return self.check_held(save);
+                }
                 Ok(false) => {}
                 Err(source) => break Some(Err(QmpError::Io(source))),
             }

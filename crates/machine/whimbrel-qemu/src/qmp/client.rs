@@ -346,6 +346,11 @@ impl Qmp {
         self.shared.running.load(Ordering::Acquire)
     }
 
+    /// Takes down that the virtual CPUs stand still, which something else has shown before QEMU's event came.
+    pub(crate) fn note_stopped(&self) {
+        self.shared.running.store(false, Ordering::Release);
+    }
+
     /// Whether the connection is open.
     pub fn is_connected(&self) -> bool {
         !self.shared.lock().closed

@@ -6,6 +6,7 @@
 use std::{
     fs::{self, File},
     io::Write,
+    os::unix::fs::{PermissionsExt, chown},
     path::{Path, PathBuf},
     process::Command,
     sync::OnceLock,
@@ -14,7 +15,7 @@ use std::{
 use tempfile::TempDir;
 use whimbrel_core::{Boot, ByteSize, Digest, MachineConfig, NicConfig};
 use whimbrel_machine::Machine;
-use whimbrel_qemu::{Console, LaunchSpec, Qemu, RamBacking, Sharing, Subscription, probe};
+use whimbrel_qemu::{Console, LaunchSpec, MachineUser, Qemu, RamBacking, Sharing, Subscription, probe};
 
 pub(crate) const MEMORY: ByteSize = ByteSize(192 << 20);
 /// Timeout far above any step.
@@ -128,6 +129,15 @@ impl Slot {
         let dir = tempfile::Builder::new().prefix("wq").tempdir_in("/dev/shm").unwrap();
         let ram = dir.path().join("ram");
         Self { dir, ram }
+    }
+
+    /// One whose QEMU is confined: it runs as a user of its own.
+    pub(crate) fn confined() -> Self {
+        let (slot, user) = (Self::new(), MachineUser::of_random(u64::from(std::process::id())));
+        chown(slot.dir.path(), None, Some(user.number())).unwrap();
+        fs::set_permissions(slot.dir.path(), fs::Permissions::from_mode(0o710)).unwrap();
+        File::create(&slot.ram).and_then(|ram| ram.set_len(MEMORY.0)).unwrap();
+        slot
     }
 
     pub(crate) fn console_log(&self) -> PathBuf {
