@@ -58,6 +58,11 @@ pub trait Machine: Send {
     /// Called right before a running machine is paused, for work that would otherwise prolong the pause.
     fn about_to_pause(&mut self) {}
 
+    /// Like [`Machine::about_to_pause`], when [`Machine::pause_for_state`] follows at once.
+    fn about_to_pause_for_state(&mut self) {
+        self.about_to_pause();
+    }
+
     /// Called when more rounds no longer shorten the downtime, `predicted` if paused now, so that the machine
     /// can be throttled. Returns whether more rounds may help. It is called again each time they do not, and
     /// returns true only a limited number of times.

@@ -69,7 +69,7 @@ impl EpochCapture {
         stopped: &mut dyn FnMut(),
     ) -> Result<(), PrimaryError> {
         self.make_room(subject)?;
-        subject.machine.about_to_pause();
+        subject.machine.about_to_pause_for_state();
         let begun = Instant::now();
         // The device state is saved while dirty pages are collected and copied: saving it changes no memory,
         // which QEMU's own migration relies on too.

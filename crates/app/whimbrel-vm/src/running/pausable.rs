@@ -46,6 +46,13 @@ impl whimbrel_machine::Machine for PausableMachine<'_> {
         self.disks.iter().for_each(RunningDisk::sync);
     }
 
+    fn about_to_pause_for_state(&mut self) {
+        self.about_to_pause();
+        if !self.keep_paused {
+            self.qemu.about_to_pause_for_state();
+        }
+    }
+
     fn pause(&mut self) -> Result<(), MachineError> {
         // The pause drains the disks: writes that wait for a throttle would be downtime.
         self.disks.iter().for_each(|disk| disk.throttle().set_rate(None));

@@ -179,6 +179,10 @@ impl Machine for Qemu {
         Ok(crate::state::compose(state.head, &state.devices))
     }
 
+    fn about_to_pause_for_state(&mut self) {
+        self.begin_pause();
+    }
+
     fn pause_for_state(&mut self) -> Result<(), MachineError> {
         self.pause_and_save()
     }

@@ -11,6 +11,7 @@
 use super::{
     event::MachineEvent,
     line_reader::{LineBuffer, MAX_LINE},
+    writer::Writer,
 };
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, eventfd, poll},
@@ -20,16 +21,15 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::{
     collections::HashMap,
-    io::{self, IoSlice, Write},
+    io::{self, IoSlice},
     mem::MaybeUninit,
-    net::Shutdown,
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
     },
     path::Path,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicU64, Ordering},
         mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel},
     },
@@ -139,7 +139,7 @@ pub(crate) struct PendingCommand {
 /// Connection to a QMP socket. Dropping it closes the connection and does not affect QEMU.
 pub struct Qmp {
     shared: Arc<Shared>,
-    writer: Mutex<UnixStream>,
+    writer: Writer,
     next_id: AtomicU64,
     reader: Option<Reader>,
 }
@@ -217,13 +217,13 @@ impl Qmp {
         // Before an event of the connection can change it.
         shared.running.store(running, Ordering::Release);
         let reader = Reader::start(&stream, &shared, lines).map_err(QmpError::Io)?;
-        let (writer, next_id) = (Mutex::new(stream), AtomicU64::new(next_id));
+        let (writer, next_id) = (Writer::new(stream), AtomicU64::new(next_id));
         Ok(Self { shared, writer, next_id, reader: Some(reader) })
     }
 
     /// Copy of the connection, for the process that goes on with it.
     pub fn socket(&self) -> io::Result<OwnedFd> {
-        lock(&self.writer).as_fd().try_clone_to_owned()
+        self.writer.with_stream(|stream| stream.as_fd().try_clone_to_owned())
     }
 
     /// Stops reading, so that another process can, and returns where. Commands fail until [`Qmp::resume`];
@@ -242,7 +242,8 @@ impl Qmp {
         // Before an event of the connection can change it.
         self.shared.running.store(state.running == Some(true), Ordering::Release);
         let lines = LineBuffer::new(state.rest);
-        let reader = Reader::start(&lock(&self.writer), &self.shared, lines).map_err(QmpError::Io)?;
+        let reader = self.writer.with_stream(|stream| Reader::start(stream, &self.shared, lines));
+        let reader = reader.map_err(QmpError::Io)?;
         self.reader = Some(reader);
         if state.running.is_none() { self.ask_running() } else { Ok(()) }
     }
@@ -269,6 +270,25 @@ impl Qmp {
         &self,
         commands: [(&str, Value); N],
     ) -> Result<[PendingCommand; N], QmpError> {
+        self.ask(commands, |lines| self.writer.send(lines))
+    }
+
+    /// Sends a command but for its end, which [`Qmp::finish_command`] must send at once. Others wait for it.
+    pub(crate) fn begin_command(&self, command: (&str, Value)) -> Result<PendingCommand, QmpError> {
+        let [asked] = self.ask([command], |line| self.writer.begin(line))?;
+        Ok(asked)
+    }
+
+    /// Has QEMU carry out the command that was begun.
+    pub(crate) fn finish_command(&self) -> Result<(), QmpError> {
+        self.writer.finish().map_err(QmpError::Io)
+    }
+
+    fn ask<const N: usize>(
+        &self,
+        commands: [(&str, Value); N],
+        send: impl FnOnce(&[u8]) -> io::Result<()>,
+    ) -> Result<[PendingCommand; N], QmpError> {
         let mut lines = Vec::new();
         let mut inbox = self.shared.lock();
         let asked = commands.map(|(command, arguments)| {
@@ -276,10 +296,10 @@ impl Qmp {
             let (sender, answer) = sync_channel(1);
             inbox.waiting.insert(id, sender);
             // QEMU parses byte by byte, so empty arguments are left out.
-            let line = match arguments.as_object().is_some_and(|arguments| arguments.is_empty()) {
-                true => json!({"execute": command, "id": id}),
-                false => json!({"execute": command, "arguments": arguments, "id": id}),
-            };
+            let mut line = json!({"execute": command, "id": id});
+            if arguments.as_object().is_none_or(|arguments| !arguments.is_empty()) {
+                line["arguments"] = arguments;
+            }
             lines.extend(line.to_string().into_bytes());
             lines.push(b'\n');
             PendingCommand { command: command.to_owned(), id, answer: Mutex::new(answer) }
@@ -289,7 +309,7 @@ impl Qmp {
         let gone = || QmpError::Disconnected {
             command: asked.first().map_or_else(String::new, |one| one.command.clone()),
         };
-        let sent = if closed { Err(gone()) } else { self.send(&lines).map_err(QmpError::Io) };
+        let sent = if closed { Err(gone()) } else { send(&lines).map_err(QmpError::Io) };
         let Err(error) = sent else { return Ok(asked) };
         let mut inbox = self.shared.lock();
         asked.iter().for_each(|one| drop(inbox.waiting.remove(&one.id)));
@@ -380,12 +400,10 @@ impl Qmp {
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         ancillary.push(SendAncillaryMessage::ScmRights(std::slice::from_ref(&descriptor)));
         // QEMU keeps the descriptor that came last. White space is no part of a command.
-        let sent = sendmsg(&*lock(&self.writer), &[IoSlice::new(b" ")], &mut ancillary, SendFlags::NOSIGNAL);
-        sent.map(drop).map_err(|errno| QmpError::Io(errno.into()))
-    }
-
-    fn send(&self, lines: &[u8]) -> io::Result<()> {
-        lock(&self.writer).write_all(lines)
+        let send = |stream: &UnixStream| {
+            Ok(sendmsg(stream, &[IoSlice::new(b" ")], &mut ancillary, SendFlags::NOSIGNAL)?)
+        };
+        self.writer.with_stream(send).map(drop).map_err(QmpError::Io)
     }
 }
 
@@ -394,8 +412,8 @@ impl Drop for Qmp {
         if self.reader.is_none() {
             return;
         }
-        // Ends the reader thread. The socket may be closed already.
-        let _ = self.writer.get_mut().unwrap_or_else(PoisonError::into_inner).shutdown(Shutdown::Both);
+        // Ends the reader thread.
+        self.writer.shut_down();
     }
 }
 
@@ -484,7 +502,7 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::{BufRead, BufReader, Read};
+    use std::io::{BufRead, BufReader, Read, Write};
 
     /// Scripted QEMU that answers the negotiation, then passes the connection to `then`.
     fn fake(then: impl FnOnce(BufReader<UnixStream>, UnixStream) + Send + 'static) -> Qmp {

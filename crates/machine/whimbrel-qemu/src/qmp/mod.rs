@@ -6,6 +6,7 @@
 mod client;
 mod event;
 mod line_reader;
+mod writer;
 
 pub(crate) use client::PendingCommand;
 pub use client::{Qmp, QmpError, QmpState};

@@ -85,6 +85,11 @@ impl Machine for SlowableMachine<'_> {
         self.machine.about_to_pause();
     }
 
+    fn about_to_pause_for_state(&mut self) {
+        self.throttle = None;
+        self.machine.about_to_pause_for_state();
+    }
+
     fn pause(&mut self) -> Result<(), MachineError> {
         self.machine.pause()
     }
@@ -117,9 +122,9 @@ impl Machine for EpochMachine<'_> {
         self.machine.slow_down(predicted)
     }
 
-    fn about_to_pause(&mut self) {
+    fn about_to_pause_for_state(&mut self) {
         self.heartbeat.set_capturing(true);
-        self.machine.about_to_pause();
+        self.machine.about_to_pause_for_state();
     }
 
     fn pause(&mut self) -> Result<(), MachineError> {
