@@ -68,7 +68,7 @@ fn variables_of_uefi_and_a_tpm_go_wherever_the_machine_goes_and_outlive_its_stop
     let in_tpm = console(alpha, "web").tpm(Some(7)).expect("a TPM that takes a value");
     assert_eq!(in_tpm.stored, Some(7));
 
-    // It moves, by copy and by capsule. A reset of the guest there finds what was there, and so does a new QEMU.
+    // It moves, by copy and by capsule. There a reset of the guest finds what was here, and a new QEMU too.
     alpha.run(&["migrate", "web", "beta"]);
     assert_same_life(&born, &checked(beta));
     assert_eq!(tpm_of(beta, "web"), in_tpm, "the TPM has moved with the machine");

@@ -1,8 +1,9 @@
 //! Background threads: they compute when others leave them time, and let go of a processor at once.
 //!
-//! A low priority is a small share of the time, and no promise to those who wake: a thread that runs may keep
-//! its processor until its slice ends (1.4 ms and more; Linux, `kernel/sched/fair.c`, `RUN_TO_PARITY`). One of
-//! 0.1 ms, the shortest that Linux 6.12 and later give, is over by then. Earlier ones ignore it.
+//! A low priority is a small share of the time, and no promise to those who wake: a thread that runs may
+//! keep its processor until its slice ends, in 1.4 ms or more (Linux, `kernel/sched/fair.c`,
+//! `RUN_TO_PARITY`). A slice of 0.1 ms, the shortest that Linux 6.12 and later give, is over by then. Earlier
+//! ones ignore it.
 //!
 //! `SCHED_IDLE` would let go sooner still. But a thread that holds a lock of the store would then stand still
 //! for as long as guests compute, and all who wait for the lock with it.

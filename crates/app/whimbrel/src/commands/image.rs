@@ -62,7 +62,7 @@ enum Action {
     },
     /// Serve images to other hosts, as simplestreams over HTTP
     ///
-    /// Whoever reaches the address can fetch them. The folder has all files, so any web server can serve it too.
+    /// Whoever reaches the address can fetch them. The folder has all files, so any web server can serve it.
     Serve(image_server::Args),
     /// Remove an image
     ///

@@ -1,9 +1,9 @@
 //! Publisher of images: a file for each, and the lists that name them.
 //!
 //! A file is exported by the daemon under another name and gets its own when its digest is known, and lists
-//! are replaced as wholes: a client never sees a half of anything. The digest is kept beside the file, so that
-//! a publisher that starts again reads nothing anew. Files of images that are gone are removed; no other file
-//! of the folder is touched.
+//! are replaced as wholes: a client never sees a half of anything. The digest is kept beside the file, so
+//! that a publisher that starts again reads nothing anew. Files of images that are gone are removed; no other
+//! file of the folder is touched.
 
 use super::lists::{DISKS, PublishedImage, disk_path, lists};
 use crate::{context::Context, error::CliError, operation};
@@ -50,7 +50,7 @@ impl<'a> Publisher<'a> {
         for made in [folder, &folder.join(DISKS), &folder.join("streams/v1")] {
             fs::create_dir_all(made).map_err(CliError::io("create the folder"))?;
         }
-        // Whoever runs a web server need not be who runs this.
+        // A web server may run as another user.
         for made in [DISKS, "streams", "streams/v1"] {
             let mode = Permissions::from_mode(FOLDER_MODE);
             fs::set_permissions(folder.join(made), mode)

@@ -75,7 +75,7 @@ enum Holding {
     /// No pipe was passed to QEMU yet.
     #[default]
     Untried,
-    /// This pipe.
+    /// A pipe, to which QEMU has the other end.
     Pipe(HeldPipe),
     /// Nothing: this QEMU could not use a pipe.
     Refused,
@@ -191,8 +191,7 @@ impl Qemu {
     /// Pauses the machine while QEMU saves its device state. [`Qemu::unpause_saved`] must follow.
     ///
     /// If it can, by the one command that does all of it (see [`HeldPipe`]). Otherwise by two in one message,
-    /// so that QEMU writes the state while the caller reads memory. QEMU parses input byte by byte, 3 us each:
-    /// it reads `xen-save-devices-state` in a third of a millisecond, during the pause.
+    /// so that QEMU writes the state while the caller reads memory.
     pub(super) fn pause_and_save(&mut self) -> Result<(), MachineError> {
         let failed = |error: StateError| MachineError::new("pause", error);
         let can_hold = self.state_cache.begun_save.is_some() || self.may_hold();
@@ -209,7 +208,7 @@ impl Qemu {
     /// Unpauses the machine once its devices are written. The state is composed when it runs already.
     pub(super) fn unpause_saved(&mut self) -> UnpauseReport {
         match self.state_cache.pending_save.take() {
-            Some(PendingSave::Held(save)) => self.let_go(save),
+            Some(PendingSave::Held(save)) => self.release_held(save),
             Some(PendingSave::Stopped(save)) => self.unpause_stopped(Ok(save)),
             None => self.unpause_stopped(Err(StateError::NotPaused)),
         }
@@ -291,7 +290,7 @@ impl Qemu {
     }
 
     /// Lets a machine go on that the pipe holds.
-    fn let_go(&mut self, save: PendingCommand) -> UnpauseReport {
+    fn release_held(&mut self, save: PendingCommand) -> UnpauseReport {
         let begun = Instant::now();
         // One that was answered did not stand still.
         let early = self.qmp.answer_soon(&save, Duration::ZERO);

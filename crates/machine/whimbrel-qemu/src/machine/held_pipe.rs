@@ -1,8 +1,9 @@
 //! Held pipe: QEMU writes its device state into it, and stands still until this process makes room.
 //!
-//! `xen-save-devices-state` of a running machine stops it, drains and flushes its disks, writes the devices and
-//! lets it go on. While the pipe has room for one page only, QEMU waits in that write: so one command takes the
-//! place of `stop`, the saving and `cont`. If this process ends, QEMU's write fails, and the machine goes on.
+//! `xen-save-devices-state` of a running machine stops it, drains and flushes its disks, writes the devices
+//! and lets it go on. While the pipe has room for one page only, QEMU waits in that write: so one command
+//! takes the place of `stop`, the saving and `cont`. If this process ends, QEMU's write fails, and the
+//! machine goes on.
 //!
 //! The pipe has no name. QEMU gets its writing end as a descriptor (`add-fd`) and opens it anew in
 //! `/proc/self/fd`, which never waits: an open of a named pipe would, for ever, once its reader is gone.
@@ -25,8 +26,8 @@ use std::{
 
 /// Least size of a pipe (fcntl(2), `F_SETPIPE_SZ`).
 pub(super) const HELD_SIZE: usize = 4096;
-/// Most that it may have without `CAP_SYS_RESOURCE` (`/proc/sys/fs/pipe-max-size`); larger states are read while
-/// they are written.
+/// Most that it may have without `CAP_SYS_RESOURCE` (`/proc/sys/fs/pipe-max-size`); larger states are read
+/// while they are written.
 const FREE_SIZE: usize = 1 << 20;
 /// QEMU's set of descriptors for the writing end. A set of an earlier process is replaced.
 const SET: u64 = 1;
