@@ -164,7 +164,9 @@ fn import_frame(writer: &CapsuleWriter, bytes: &[u8], id: &CapsuleId) -> Result<
     let objects: Vec<&[u8]> = frame.ranges().into_iter().map(|range| &raw[range]).collect();
     if frame.head.kind != Kind::Manifest {
         let group = if frame.head.kind == Kind::Pages { 16 } else { NODES };
-        assert!(frame.head.kind != Kind::Pages || objects.iter().all(|o| o.len() == PAGE_SIZE));
+        if frame.head.kind == Kind::Pages && objects.iter().any(|object| object.len() != PAGE_SIZE) {
+            return Err(StoreError::Stream { reason: "a page of another length" });
+        }
         return writer.put_objects(frame.head.kind, &objects, group).map(|()| None);
     }
     let manifest = Manifest::decode(&raw)?;

@@ -13,11 +13,12 @@ use std::{
     fs::{self, File, Permissions},
     io::{self, Read},
     os::unix::fs::PermissionsExt,
-    path::{Path, PathBuf},
+    path::Path,
     process::Command,
 };
 use whimbrel_api::{CapsuleInfo, CapsuleRef, ExportFormat, ExportRequest, ImageName};
 use whimbrel_core::{ByteSize, CapsuleId};
+use whimbrel_wire::atomic_file;
 
 /// Bytes of a file that are read at once.
 const PART: usize = 1 << 20;
@@ -206,17 +207,11 @@ fn sign(key: &str, list: &str, signed: &Path) -> Result<(), CliError> {
     publish_file(&partial, signed)
 }
 
-/// Replaces a file as a whole.
+/// Replaces a file as a whole, for everybody to read.
 fn write_whole(path: &Path, content: &[u8]) -> Result<(), CliError> {
-    let partial = beside(path);
-    fs::write(&partial, content).map_err(CliError::io("write what is published"))?;
-    publish_file(&partial, path)
-}
-
-fn beside(path: &Path) -> PathBuf {
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(".new");
-    path.with_file_name(name)
+    let written = atomic_file::replace(path, content);
+    let opened = written.and_then(|()| fs::set_permissions(path, Permissions::from_mode(MODE)));
+    opened.map_err(CliError::io("write what is published"))
 }
 
 /// Gives a complete file its name, for everybody to read.

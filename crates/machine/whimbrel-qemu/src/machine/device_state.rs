@@ -300,7 +300,12 @@ impl Qemu {
         let device_state_time = begun.elapsed();
         let saved = match early {
             None => self.read_held(&save),
-            Some(answer) => Err(answer.map_or_else(StateError::from, |_| StateError::NotPaused)),
+            Some(answer) => {
+                // QEMU's events of that pause may have come before it was taken down.
+                let asked = self.qmp.ask_running();
+                let failed = answer.and(asked).err();
+                Err(failed.map_or(StateError::NotPaused, StateError::from))
+            }
         };
         let unpause_time = begun.elapsed() - device_state_time;
         let holds = match &mut self.state_cache.pipe {

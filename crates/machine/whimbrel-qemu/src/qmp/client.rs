@@ -190,7 +190,7 @@ impl Qmp {
     }
 
     /// Asks QEMU whether the virtual CPUs run.
-    fn ask_running(&self) -> Result<(), QmpError> {
+    pub(crate) fn ask_running(&self) -> Result<(), QmpError> {
         let status = self.execute("query-status", json!({}))?;
         if status.get("running").and_then(Value::as_bool) == Some(true) {
             self.shared.running.store(true, Ordering::Release);
