@@ -351,3 +351,48 @@ fn check_leaf(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::local_objects::BoxError;
+    use whimbrel_core::CapsuleId;
+    use whimbrel_image::pack_frame::Kind;
+
+    /// Has one node, under every digest.
+    struct OneNode;
+
+    impl LocalObjects for OneNode {
+        fn has(&self, digests: &[Digest]) -> Vec<bool> {
+            vec![true; digests.len()]
+        }
+
+        fn object(&self, _: &Digest) -> Option<Vec<u8>> {
+            Some(vec![0; MAX_NODE])
+        }
+
+        fn digest_of(&self, _: &ShortDigest) -> Option<Digest> {
+            None
+        }
+
+        fn store(&self, _: Kind, _: &[&[u8]]) -> Result<(), BoxError> {
+            Ok(())
+        }
+
+        fn flush(&self) -> Result<(), BoxError> {
+            Ok(())
+        }
+
+        fn is_complete(&self, _: &CapsuleId) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn a_delta_of_a_node_that_is_longer_than_any_is_wrong_content() {
+        let digest = Digest::of(b"node");
+        let want = WantedObject { digest, similar: Some(digest) };
+        let wrong = apply(&OneNode, ObjectKind::Node, &want, &[0; MAX_NODE + 65]);
+        assert!(wrong.is_err_and(|wrong| wrong.digest == digest));
+    }
+}
