@@ -96,6 +96,6 @@ pub use settings::{
 pub use token::{CallerInfo, NewToken, Role, RoleError, TokenInfo, TokenRequest};
 pub use transfer::{
     BucketCapsule, BucketRequest, CacheAddRequest, CacheInfo, CacheSource, PullRequest, PushRequest,
-    RemoteCapsule, RepairRequest, TransferReport, Uploads,
+    RemoteCapsule, RepairRequest, TransferReport, Uploads, is_bucket,
 };
 pub use usage::MachineUsage;

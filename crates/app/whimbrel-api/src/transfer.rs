@@ -7,6 +7,11 @@ use std::path::PathBuf;
 use utoipa::ToSchema;
 use whimbrel_core::{ByteSize, CapsuleId, HostName, MachineName, RefName};
 
+/// Whether a place for capsules is a bucket, and not a pool.
+pub fn is_bucket(place: &str) -> bool {
+    place.starts_with("s3://")
+}
+
 /// Body of `POST /v1/pull`: fetch a capsule.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

@@ -23,7 +23,6 @@ use crate::{
     migrate::{source::pending_handovers::PendingHandovers, target::missing_pages::PageFetchers},
     network::{late_frames::RecentArrivals, managed::ManagedNetworks, tunnel::Tunnels},
     protect::Protections,
-    schedule::Schedules,
     server::{
         metrics::StoreSample,
         peer_rpc::{PeerConnections, TransferState},
@@ -45,6 +44,7 @@ use whimbrel_api::{
 use whimbrel_core::{Accel, ByteSize, HostName, MachineConfig, MachineName, NicConfig};
 use whimbrel_migrate::target::IncomingMigrations;
 use whimbrel_net::{Mac, PortFilter};
+use whimbrel_schedule::Schedules;
 use whimbrel_store::MasterKey;
 use whimbrel_vm::{Reservations, RunningError, RunningMachine};
 
@@ -117,7 +117,7 @@ impl Daemon {
         let pools = Pools::open(layout)?;
         let buckets = Buckets::open(layout.buckets());
         let protecting = Protections::open(layout)?;
-        let schedules = Schedules::open(layout.schedules(), core.events.clone())?;
+        let schedules = Schedules::open(layout.schedules(), crate::now_ms())?;
         let networks =
             ManagedNetworks::open(layout.networks(), layout.network_servers(), unfiltered.clone())?;
         let host = Arc::new_cyclic(|me| Self {

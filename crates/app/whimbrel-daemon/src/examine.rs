@@ -9,7 +9,6 @@ use crate::{
     migrate::{history, source::pending_handovers},
     network::{managed, tunnel},
     protect::records,
-    schedule,
     server::access::tokens,
     transfer::{bucket::records as bucket_records, pool::partial_records, upload},
 };
@@ -214,7 +213,7 @@ impl Findings {
                 "no token is accepted; without the file, `whimbrel token create` makes new ones",
             )
         });
-        self.each(&layout.schedules(), "record of a schedule", schedule::check_file, |path| {
+        self.each(&layout.schedules(), "record of a schedule", whimbrel_schedule::check_file, |path| {
             move_away(
                 path,
                 "the schedule does not run; without the file, `whimbrel schedule create` makes it anew",

@@ -9,7 +9,7 @@ use std::{
 use whimbrel_api::{
     BalloonTarget, CapsuleRef, CapsuleRefError, DiskSource, ExportFormat, HostPort, ImportFormat,
     MoveNetwork, NicRequest, PortProtocol, PortRequest, RESTARTS_MAX, RestartPolicy, RestartRule,
-    SelfService, SnapshotRule,
+    SelfService, SnapshotRule, is_bucket,
 };
 use whimbrel_core::{Accel, ByteSize, HostName, NameError};
 
@@ -72,11 +72,6 @@ impl FromStr for Located {
 
 /// Prefix of the name of a pool.
 const POOL: &str = "pool:";
-
-/// Whether a place is in an object store.
-pub(crate) fn is_bucket(place: &str) -> bool {
-    place.starts_with("s3://")
-}
 
 /// Reads the location of a bucket.
 pub(crate) fn bucket(text: &str) -> Result<String, &'static str> {

@@ -22,6 +22,7 @@ pub mod golden;
 mod handshakes;
 mod hello;
 mod identity;
+pub mod json_file;
 mod local_socket;
 mod log_limit;
 mod message_kinds;

@@ -8,10 +8,11 @@ use crate::{
     capsule::maintenance::reading,
     core::{error::DaemonError, refs},
     daemon::Daemon,
-    transfer::bucket::is_bucket,
 };
 use std::{collections::BTreeMap, sync::Arc};
-use whimbrel_api::{Operation, OperationKind, OperationResult, RepairRequest, RepairedCapsule as Repaired};
+use whimbrel_api::{
+    Operation, OperationKind, OperationResult, RepairRequest, RepairedCapsule as Repaired, is_bucket,
+};
 use whimbrel_core::{CapsuleId, Digest, RefName, error_chain};
 use whimbrel_image::{ShortDigest, pack_frame::Kind};
 use whimbrel_store::{RemoteObjects, RepairReport, Store};

@@ -10,7 +10,6 @@ use crate::{
     daemon::Daemon,
     machine::record::{Phase, Record},
     network::tunnel,
-    transfer::bucket::is_bucket,
 };
 use std::{
     sync::Arc,
@@ -18,7 +17,7 @@ use std::{
 };
 use whimbrel_api::{
     CapsuleRef, CloneNetwork, MachineSettings, MoveNetwork, Operation, OperationKind, OperationResult,
-    ResumeMode, ResumeRequest, Unit,
+    ResumeMode, ResumeRequest, Unit, is_bucket,
 };
 use whimbrel_core::{ByteSize, CapsuleId, MachineName};
 use whimbrel_image::Manifest;

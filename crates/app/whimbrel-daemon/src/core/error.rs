@@ -8,11 +8,12 @@ use std::{
 };
 use whimbrel_api::{ApiError, ErrorCode};
 use whimbrel_capture::CaptureError;
-use whimbrel_core::{ByteSize, CapsuleId, HostName, MachineName, causes, is_shortage};
+use whimbrel_core::{ByteSize, CapsuleId, HostName, MachineName, causes, error_chain, is_shortage};
 use whimbrel_migrate::{MigrateError, compatibility::Incompatibility, link::LinkError};
 use whimbrel_pool::client::PoolError;
 use whimbrel_protect::PrimaryError;
 use whimbrel_qemu::{ImageError, ImageFormat, LaunchError, QemuGaError};
+use whimbrel_schedule::ScheduleError;
 use whimbrel_store::StoreError;
 use whimbrel_vm::{PassError, RunningError};
 use whimbrel_wire::{private_dir::PrivateDirError, web_tls::WebTlsError};
@@ -162,6 +163,20 @@ impl From<RunningError> for DaemonError {
             RunningError::Store { action, source } => crate::core::refs::store_error(action)(source),
             RunningError::Capture { source } => Self::Capture { source },
             RunningError::StillRunning { seconds } => Self::StillRunning { seconds },
+        }
+    }
+}
+
+impl From<ScheduleError> for DaemonError {
+    fn from(error: ScheduleError) -> Self {
+        match error {
+            ScheduleError::Unknown { name } => Self::NotFound { what: "schedule", name: name.to_string() },
+            ScheduleError::Invalid { reason } => Self::Invalid { reason },
+            ScheduleError::Io { action, path, source } => Self::Io { action, path, source },
+            ScheduleError::Host(failure) => match failure.downcast::<Self>() {
+                Ok(own) => *own,
+                Err(other) => Self::invalid(error_chain(&*other)),
+            },
         }
     }
 }

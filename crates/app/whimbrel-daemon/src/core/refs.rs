@@ -36,10 +36,9 @@ pub(crate) fn machine_ref(name: &MachineName) -> RefName {
 
 /// Prefix of the refs that retain what machines of other hosts read.
 pub(crate) const READER: &str = "reader.";
-/// Prefix of the tags that schedules give.
-pub(crate) const SCHEDULE_PREFIX: &str = "schedule.";
 /// Prefixes of refs that users do not give.
-const RESERVED: [&str; 6] = [PREFIX, PREVIOUS, READER, GUEST_PREFIX, SCHEDULE_PREFIX, history::PREFIX];
+const RESERVED: [&str; 6] =
+    [PREFIX, PREVIOUS, READER, GUEST_PREFIX, whimbrel_schedule::TAG_PREFIX, history::PREFIX];
 
 /// The ref that retains a whole capsule after one that is still incomplete took its name.
 pub(crate) fn previous(capsule: &CapsuleId) -> RefName {

@@ -1,7 +1,7 @@
 //! A data directory with every kind of file that a daemon keeps, and what a daemon that starts on it knows.
 
 use crate::{
-    core::{directories::Directories, json_file},
+    core::directories::Directories,
     daemon::Daemon,
     image::ImageSources,
     machine::{
@@ -28,7 +28,7 @@ use whimbrel_protect::{
     protocol::{ProtectionId, WitnessRequest},
 };
 use whimbrel_store::MasterKey;
-use whimbrel_wire::{Rights, TrustedPeer, web_tls::ServerCertificate};
+use whimbrel_wire::{Rights, TrustedPeer, json_file, web_tls::ServerCertificate};
 
 const DISK: u64 = 64 * PAGE_SIZE as u64;
 /// What a guest wrote to its disk.
@@ -231,7 +231,7 @@ pub(super) fn known(Started { host, access }: &Started) -> BTreeMap<String, Stri
     for partial in host.store.partials().unwrap_or_default() {
         add("partial", &partial, String::new());
     }
-    for schedule in host.schedules.list(&Actions(host.clone())).unwrap_or_default() {
+    for schedule in host.schedules.list(&Actions(host.clone())) {
         add("schedule", &schedule.schedule.name, schedule.created_ms.to_string());
     }
     host.networks.list().iter().for_each(|network| add("network", &network.name, network.subnet.clone()));

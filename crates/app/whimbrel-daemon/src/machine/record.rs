@@ -4,7 +4,7 @@
 //! made durable before anything acts on it.
 
 use crate::{
-    core::{directories::Directories, error::DaemonError, json_file},
+    core::{directories::Directories, error::DaemonError},
     machine::{commit_mark, folder},
     migrate::target::missing_pages::MissingPagesRecord,
 };
@@ -18,7 +18,7 @@ use whimbrel_core::{ByteSize, CapsuleId, HostName, MachineConfig, MachineName};
 use whimbrel_migrate::protocol::{HandoverId, HomeNetwork};
 use whimbrel_protect::protocol::ProtectionId;
 pub(crate) use whimbrel_vm::{DiskBase, ProcessRecord};
-use whimbrel_wire::atomic_file;
+use whimbrel_wire::{atomic_file, json_file};
 
 const FORMAT: u32 = 1;
 const FILE: &str = "machine.json";

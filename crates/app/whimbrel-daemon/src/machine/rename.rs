@@ -300,7 +300,7 @@ mod tests {
 
     fn refs_of(daemon: &Daemon) -> Vec<String> {
         let all = daemon.store.list_refs().unwrap();
-        let schedules = daemon.schedules.list(&Actions(daemon.me.upgrade().unwrap())).unwrap();
+        let schedules = daemon.schedules.list(&Actions(daemon.me.upgrade().unwrap()));
         let machine = schedules[0].schedule.work.machine().unwrap().to_string();
         all.into_keys().map(|name| name.to_string()).chain([machine]).collect()
     }

@@ -6,7 +6,7 @@
 
 use crate::{
     core::state::Core,
-    core::{directories::Directories, error::DaemonError, json_file},
+    core::{directories::Directories, error::DaemonError},
 };
 use serde::{Deserialize, Serialize};
 use std::{
@@ -14,6 +14,7 @@ use std::{
     path::{Path, PathBuf},
 };
 use whimbrel_api::{MigrationId, MigrationRecord};
+use whimbrel_wire::json_file;
 
 const FORMAT: u32 = 1;
 const RECORDS_MAX: usize = 100;

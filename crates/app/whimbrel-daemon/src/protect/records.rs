@@ -6,10 +6,7 @@
 //! DATA/protections, with the machine and the protection in its name, so that one that cannot be read holds
 //! only its machine.
 
-use crate::{
-    core::{error::DaemonError, json_file},
-    protect::unreadable::UnreadableRecord,
-};
+use crate::{core::error::DaemonError, protect::unreadable::UnreadableRecord};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{
     fs,
@@ -19,7 +16,7 @@ use whimbrel_api::ProtectRequest;
 use whimbrel_core::{HostName, MachineName, WitnessAddress};
 use whimbrel_migrate::protocol::HandoverId;
 use whimbrel_protect::protocol::ProtectionId;
-use whimbrel_wire::atomic_file;
+use whimbrel_wire::{atomic_file, json_file};
 
 const FORMAT: u32 = 1;
 

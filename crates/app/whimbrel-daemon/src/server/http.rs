@@ -119,7 +119,7 @@ fn list_routes(calls: Calls) -> Calls {
             host.networks.show(name.0.as_str()).map(|network| asker.network(network))
         };
         Schedules () => |host, asker| {
-            host.schedules.list(&Actions(host.clone())).map(|all| asker.schedules(all))
+            Ok(asker.schedules(host.schedules.list(&Actions(host.clone()))))
         };
         Operations () => |host, asker| Ok(asker.operations(host, host.operations().list()));
         Capsules () => |host, asker| host.capsules().map(|all| asker.capsules(host, all));
@@ -184,13 +184,13 @@ fn machine_routes(calls: Calls) -> Calls {
         Trust () (entry: TrustEntry) => move |host| host.trust_add(entry);
         Limit (name: HostName) (rights: RefRights) => move |host| host.trust_limit(&name, rights);
         Distrust (name: HostName) () => move |host| host.trust_remove(&name);
-        CreateSchedule () (request: ScheduleRequest) => move |host| host.schedules.create(request, &Actions(host.clone()));
-        Schedule (name: ScheduleName) () => move |host| host.schedules.show(&name.0, &Actions(host.clone()));
-        DeleteSchedule (name: ScheduleName) () => move |host| host.schedules.delete(&name.0);
-        RunSchedule (name: ScheduleName) (request: ScheduleRunRequest) => move |host| match request.dry_run {
-            true => host.schedules.dry_run(&name.0, &Actions(host.clone())),
-            false => host.schedules.run(&name.0, &Actions(host.clone())),
-        };
+        CreateSchedule () (request: ScheduleRequest) => move |host| Ok(host.schedules.create(request, &Actions(host.clone()))?);
+        Schedule (name: ScheduleName) () => move |host| Ok(host.schedules.show(&name.0, &Actions(host.clone()))?);
+        DeleteSchedule (name: ScheduleName) () => move |host| Ok(host.schedules.delete(&name.0)?);
+        RunSchedule (name: ScheduleName) (request: ScheduleRunRequest) => move |host| Ok(match request.dry_run {
+            true => host.schedules.dry_run(&name.0, &Actions(host.clone()))?,
+            false => host.schedules.run(&name.0, &Actions(host.clone()))?,
+        });
         Operation (id: OperationId) () => move |host| Ok(host.operations().watch(id)?.borrow().clone());
         Cancel (id: OperationId) () => move |host| host.operations().cancel(id);
     }

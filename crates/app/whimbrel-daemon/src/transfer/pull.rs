@@ -10,7 +10,6 @@ use crate::{
     core::{error::DaemonError, history, operations::ProgressReporter, refs},
     daemon::Daemon,
     server::peer_rpc::{ClaimMachine, HandoffSubject},
-    transfer::bucket::is_bucket,
 };
 use bytes::Bytes;
 use std::{
@@ -25,6 +24,7 @@ use std::{
 };
 use whimbrel_api::{
     CapsuleRef, Operation, OperationKind, OperationResult, PullRequest, RemoteCapsule, TransferReport, Unit,
+    is_bucket,
 };
 use whimbrel_core::{ByteSize, CapsuleId, HostName, MachineName, RefName};
 use whimbrel_image::{Manifest, pack_frame::Kind};

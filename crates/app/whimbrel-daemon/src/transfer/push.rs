@@ -7,7 +7,7 @@ use crate::{
     daemon::Daemon,
     machine::record::Phase,
     server::peer_rpc::{GrantMachine, HandoffSubject, PrepareHandoff},
-    transfer::{bucket::is_bucket, upload::UploadTarget},
+    transfer::upload::UploadTarget,
 };
 use bytes::Bytes;
 use std::{
@@ -16,7 +16,7 @@ use std::{
     time::Instant,
 };
 use whimbrel_api::{
-    CapsuleRef, Operation, OperationKind, OperationResult, PushRequest, TransferReport, Unit,
+    CapsuleRef, Operation, OperationKind, OperationResult, PushRequest, TransferReport, Unit, is_bucket,
 };
 use whimbrel_core::{CapsuleId, HostName, MachineName, RefName, error_chain};
 use whimbrel_transfer::{

@@ -8,7 +8,7 @@
 //! each as a version, from the primary and the standby alike.
 
 use crate::{
-    core::{error::DaemonError, history, json_file, notifier::Notifier, refs},
+    core::{error::DaemonError, history, notifier::Notifier, refs},
     daemon::Daemon,
     transfer::pool::{PoolPath, SkipIf},
 };
@@ -28,6 +28,7 @@ use whimbrel_transfer::{
     WireLink, call,
     protocol::{RemotePull, RemotePullRequest},
 };
+use whimbrel_wire::json_file;
 
 /// Delay before a failed upload is tried again.
 const RETRY: Duration = Duration::from_secs(5);

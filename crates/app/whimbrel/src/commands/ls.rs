@@ -1,6 +1,6 @@
 //! `whimbrel ls`: lists capsules of this host or of another one.
 
-use crate::{argument_types::is_bucket, operation};
+use crate::operation;
 use crate::{
     capsule_text,
     context::Context,
@@ -8,7 +8,7 @@ use crate::{
     table::{ago, table},
 };
 use std::str::FromStr;
-use whimbrel_api::{BucketRequest, RemoteCapsule};
+use whimbrel_api::{BucketRequest, RemoteCapsule, is_bucket};
 use whimbrel_core::{HostName, NameError};
 
 const EXAMPLES: &str = "\

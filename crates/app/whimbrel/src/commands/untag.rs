@@ -1,10 +1,8 @@
 //! `whimbrel untag`: removes names of capsules.
 
-use crate::{
-    argument_types::is_bucket, capsule_text, context::Context, error::CliError, operation, output::Removed,
-};
+use crate::{capsule_text, context::Context, error::CliError, operation, output::Removed};
 use std::{fmt, str::FromStr};
-use whimbrel_api::BucketRequest;
+use whimbrel_api::{BucketRequest, is_bucket};
 use whimbrel_core::{NameError, RefName};
 
 const EXAMPLES: &str = "\

@@ -9,7 +9,7 @@
 //! does no harm; forgetting one would leave a paused machine on the target for ever.
 
 use crate::{
-    core::{directories::Directories, error::DaemonError, json_file},
+    core::{directories::Directories, error::DaemonError},
     daemon::Daemon,
     server::peer_rpc::PeerLink,
 };
@@ -30,6 +30,7 @@ use whimbrel_migrate::{
     link::Link,
     protocol::HandoverId,
 };
+use whimbrel_wire::json_file;
 
 const FORMAT: u32 = 1;
 /// Delays between attempts to reach targets: the first and the longest.

@@ -1,6 +1,6 @@
 //! The record of a managed network: what its owner asked for, and the addresses that machines have in it.
 
-use crate::core::{error::DaemonError, json_file};
+use crate::core::error::DaemonError;
 use ipnet::{Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -14,6 +14,7 @@ use whimbrel_net::{
     Mac,
     managed::{ManagedNetwork, PortForward, Protocol, StaticLease, addresses, is_network_name},
 };
+use whimbrel_wire::json_file;
 
 /// Version of the record.
 const FORMAT: u32 = 1;

@@ -7,11 +7,12 @@
 //!
 //! A record that cannot be read is left alone and reported: it costs one tunnel, not the daemon's start.
 
-use crate::core::{error::DaemonError, json_file};
+use crate::core::error::DaemonError;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{fs, io, path::PathBuf};
 use whimbrel_core::{HostName, MachineConfig, MachineName};
 use whimbrel_migrate::protocol::TunnelId;
+use whimbrel_wire::json_file;
 
 /// Longest record in bytes: a configuration and some names.
 const RECORD_MAX: u64 = 1 << 20;

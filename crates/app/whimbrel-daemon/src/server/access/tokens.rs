@@ -4,7 +4,7 @@
 //! would make guessing harder. A damaged file lets no token in, and is never overwritten.
 
 use crate::{
-    core::{error::DaemonError, json_file, rights},
+    core::{error::DaemonError, rights},
     server::access::may::{ApiUser, Scope},
 };
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
@@ -17,6 +17,7 @@ use std::{
 use tokio::sync::watch;
 use whimbrel_api::{NewToken, TokenInfo, TokenRequest};
 use whimbrel_core::{Digest, RefName};
+use whimbrel_wire::json_file;
 
 /// What every token begins with, so that programs that look for leaked secrets recognise it.
 const PREFIX: &str = "whimbrel_";

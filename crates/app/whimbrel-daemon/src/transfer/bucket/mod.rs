@@ -68,11 +68,6 @@ struct Renewal {
     failed: bool,
 }
 
-/// Whether a place names a bucket, and not a pool.
-pub(crate) fn is_bucket(place: &str) -> bool {
-    place.starts_with(TierUrl::SCHEME)
-}
-
 /// Location of a bucket's store.
 fn location(place: &str) -> Result<TierUrl, DaemonError> {
     place.parse().map_err(|error| DaemonError::invalid(format!("{error}")))

@@ -1,7 +1,7 @@
 //! Records of capsules that are partial here because most of their pages are in a bucket: one file, durable
 //! before such a capsule is named.
 
-use crate::core::{error::DaemonError, json_file};
+use crate::core::error::DaemonError;
 use serde::{Deserialize, Serialize};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,6 +10,7 @@ use std::{
     sync::Mutex,
 };
 use whimbrel_core::{CapsuleId, lock};
+use whimbrel_wire::json_file;
 
 /// Content of the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

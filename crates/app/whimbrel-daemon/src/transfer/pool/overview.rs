@@ -2,7 +2,7 @@
 //! pushes to it, or it was used since the daemon started.
 
 use super::PoolPath;
-use crate::{core::error::DaemonError, daemon::Daemon, schedule::Schedules};
+use crate::{core::error::DaemonError, daemon::Daemon};
 use std::{collections::BTreeMap, thread};
 use whimbrel_api::{PoolBenefactor, PoolInfo, PoolScrub, PoolState, ScheduledWork};
 use whimbrel_core::{error_chain, lock};
@@ -10,6 +10,7 @@ use whimbrel_pool::{
     client::{Pool, PoolError},
     protocol::{BenefactorInfo, MemberReport, ScrubReport},
 };
+use whimbrel_schedule::Schedules;
 use whimbrel_wire::Code;
 
 impl Daemon {

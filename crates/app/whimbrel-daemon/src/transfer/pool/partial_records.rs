@@ -6,7 +6,7 @@
 //! removed.
 
 use super::{capsule_reader::PooledCapsule, pool_path::PoolPath};
-use crate::core::{error::DaemonError, json_file};
+use crate::core::error::DaemonError;
 use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeMap,
@@ -16,6 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 use whimbrel_core::{CapsuleId, lock};
+use whimbrel_wire::json_file;
 
 /// How long a new record is needed although nothing leads to its capsule yet: a machine may be about to use
 /// it.

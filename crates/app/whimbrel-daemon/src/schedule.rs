@@ -4,8 +4,6 @@ use crate::{
     capsule::checkpoint::CheckpointOptions,
     core::{error::DaemonError, refs},
     daemon::Daemon,
-    schedule::ScheduledActions,
-    transfer::bucket::is_bucket,
 };
 use std::{
     collections::BTreeMap,
@@ -13,10 +11,11 @@ use std::{
     time::Duration,
 };
 use whimbrel_api::{
-    BalloonTarget, BucketRequest, CapsuleRef, Operation, OperationResult, OperationState, PushRequest,
-    ScheduledWork,
+    BalloonTarget, BucketRequest, CapsuleRef, EventKind, Operation, OperationResult, OperationState,
+    PushRequest, ScheduledWork, is_bucket,
 };
 use whimbrel_core::{CapsuleId, HostName, MachineName, RefName};
+use whimbrel_schedule::{HostFailure, ScheduledActions};
 use whimbrel_store::{Expected, StoreError};
 use whimbrel_vm::CapturedArrays;
 
@@ -45,7 +44,7 @@ impl Actions {
                 daemon.start_checkpoint(machine, options)
             }
             ScheduledWork::Push { machine, host, pool, .. } => {
-                let capsule = copied.map_or_else(|| self.newest(machine), Ok)?;
+                let capsule = copied.map_or_else(|| self.newest_capsule(machine), Ok)?;
                 // The id, since by its name the machine itself would be handed off.
                 let request = PushRequest {
                     subject: CapsuleRef::Id(capsule),
@@ -72,33 +71,17 @@ impl Actions {
             }
         }
     }
-}
 
-impl ScheduledActions for Actions {
-    fn now_ms(&self) -> u64 {
-        crate::now_ms()
-    }
-
-    fn host(&self) -> HostName {
-        self.0.name.clone()
-    }
-
-    fn newest(&self, machine: &MachineName) -> Result<CapsuleId, DaemonError> {
+    fn newest_capsule(&self, machine: &MachineName) -> Result<CapsuleId, DaemonError> {
         let newest = self.0.store.get_ref(&refs::machine_ref(machine));
-        let newest = newest.map_err(refs::store_error("read a ref"))?;
-        newest.ok_or_else(|| DaemonError::NotFound {
+        newest.map_err(refs::store_error("read a ref"))?.ok_or_else(|| DaemonError::NotFound {
             what: "capsule of the machine",
             name: machine.to_string(),
         })
     }
 
-    fn perform(
-        &self,
-        work: &ScheduledWork,
-        tag: &RefName,
-        copied: Option<CapsuleId>,
-    ) -> Result<String, DaemonError> {
-        let operation = self.begin(work, tag, copied)?;
+    /// The result of an operation, in words, when it has ended.
+    fn wait_for(&self, operation: &Operation) -> Result<String, DaemonError> {
         let mut watch = self.0.operations().watch(operation.id)?;
         let ended = watch.wait_for(|now| now.state != OperationState::Running);
         let state = self.0.runtime.block_on(ended).map(|now| now.state.clone());
@@ -112,21 +95,48 @@ impl ScheduledActions for Actions {
             Ok(OperationState::Running) | Err(_) => Err(DaemonError::Panicked),
         }
     }
+}
 
-    fn refs(&self) -> Result<BTreeMap<RefName, CapsuleId>, DaemonError> {
-        self.0.store.list_refs().map_err(refs::store_error("read the refs"))
+impl ScheduledActions for Actions {
+    fn now_ms(&self) -> u64 {
+        crate::now_ms()
+    }
+
+    fn host(&self) -> HostName {
+        self.0.name.clone()
+    }
+
+    fn newest(&self, machine: &MachineName) -> Result<CapsuleId, HostFailure> {
+        Ok(self.newest_capsule(machine)?)
+    }
+
+    fn perform(
+        &self,
+        work: &ScheduledWork,
+        tag: &RefName,
+        copied: Option<CapsuleId>,
+    ) -> Result<String, HostFailure> {
+        Ok(self.wait_for(&self.begin(work, tag, copied)?)?)
+    }
+
+    fn refs(&self) -> Result<BTreeMap<RefName, CapsuleId>, HostFailure> {
+        Ok(self.0.store.list_refs().map_err(refs::store_error("read the refs"))?)
     }
 
     fn readable_refs(&self) -> BTreeMap<RefName, CapsuleId> {
         self.0.store.readable_refs().unwrap_or_default().0
     }
 
-    fn remove(&self, name: &RefName, capsule: CapsuleId) -> Result<(), DaemonError> {
+    fn remove(&self, name: &RefName, capsule: CapsuleId) -> Result<(), HostFailure> {
         match self.0.store.delete_ref(name, Expected::Capsule(capsule)) {
             // A user removed it meanwhile.
             Ok(()) | Err(StoreError::Unknown { .. }) => Ok(()),
-            Err(error) => Err(refs::store_error("remove an old tag")(error)),
+            Err(error) => Err(refs::store_error("remove an old tag")(error).into()),
         }
+    }
+
+    fn report_end(&self, schedule: &MachineName, outcome: &str) {
+        self.0.events.add(EventKind::Schedule, schedule, outcome);
     }
 }
 

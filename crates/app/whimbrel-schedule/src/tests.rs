@@ -1,8 +1,15 @@
-//! Schedules against a fake daemon: a store of names and a clock.
+//! Schedules against a fake host: a store of names and a clock.
 
-use super::*;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use whimbrel_core::Digest;
+use crate::{HostFailure, ScheduleError, ScheduledActions, Schedules, record::ScheduleRecord};
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+use whimbrel_api::{Retention, ScheduleRequest, ScheduledWork};
+use whimbrel_core::{CapsuleId, Digest, HostName, MachineName, RefName, lock};
 
 const DAY_MS: u64 = 86_400_000;
 const START: u64 = 1_795_564_800_000;
@@ -44,27 +51,29 @@ impl ScheduledActions for Fake {
         "alpha".parse().unwrap()
     }
 
-    fn newest(&self, _: &MachineName) -> Result<CapsuleId, DaemonError> {
+    fn newest(&self, _: &MachineName) -> Result<CapsuleId, HostFailure> {
         Ok(CapsuleId(Digest::of(&self.now_ms().to_le_bytes())))
     }
 
-    fn perform(&self, _: &ScheduledWork, tag: &RefName, _: Option<CapsuleId>) -> Result<String, DaemonError> {
+    fn perform(&self, _: &ScheduledWork, tag: &RefName, _: Option<CapsuleId>) -> Result<String, HostFailure> {
         if self.fails.load(Ordering::Relaxed) {
-            return Err(DaemonError::invalid("the machine is gone"));
+            return Err("the machine is gone".into());
         }
         self.name(tag.as_str());
         Ok("capsule".into())
     }
 
-    fn refs(&self) -> Result<BTreeMap<RefName, CapsuleId>, DaemonError> {
+    fn refs(&self) -> Result<BTreeMap<RefName, CapsuleId>, HostFailure> {
         Ok(lock(&self.refs).clone())
     }
 
-    fn remove(&self, name: &RefName, capsule: CapsuleId) -> Result<(), DaemonError> {
+    fn remove(&self, name: &RefName, capsule: CapsuleId) -> Result<(), HostFailure> {
         let removed = lock(&self.refs).remove(name);
         assert_eq!(removed, Some(capsule), "{name}");
         Ok(())
     }
+
+    fn report_end(&self, _: &MachineName, _: &str) {}
 }
 
 fn nightly(rule: Retention) -> ScheduleRequest {
@@ -81,7 +90,7 @@ fn nightly(rule: Retention) -> ScheduleRequest {
 }
 
 fn open(dir: &tempfile::TempDir) -> Schedules {
-    Schedules::open(dir.path().to_owned(), Arc::default()).unwrap()
+    Schedules::open(dir.path().to_owned(), START).unwrap()
 }
 
 #[test]
@@ -162,7 +171,7 @@ fn a_deleted_schedule_leaves_its_capsules_and_an_unreadable_one_its_file() {
     let before = fake.names();
     schedules.delete(&name).unwrap();
     assert_eq!(fake.names(), before);
-    assert!(matches!(schedules.run(&name, &fake), Err(DaemonError::NotFound { .. })));
+    assert!(matches!(schedules.run(&name, &fake), Err(ScheduleError::Unknown { .. })));
 
     std::fs::write(dir.path().join("nightly.json"), "{").unwrap();
     let schedules = open(&dir);

@@ -5,10 +5,10 @@
 //! that were written by hand, have no checksum and are read without one. A file that cannot be read is never
 //! replaced by its owner: it stays as it is until a user restores it or moves it away.
 
+use crate::atomic_file;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{fs, io, path::Path};
 use whimbrel_core::Digest;
-use whimbrel_wire::atomic_file;
 
 /// What is before and after the checksum in the text of an object.
 const BEFORE: &str = ",\n  \"check\": \"";
@@ -17,22 +17,22 @@ const AFTER: &str = "\"\n}";
 const END: &str = "\n}";
 
 /// Replaces the file at `path`, durably.
-pub(crate) fn replace(path: &Path, content: &impl Serialize) -> io::Result<()> {
+pub fn replace(path: &Path, content: &impl Serialize) -> io::Result<()> {
     atomic_file::replace(path, encode(content)?.as_bytes())
 }
 
 /// Reads a file of the daemon.
-pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
+pub fn read<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
     decode(&fs::read(path)?)
 }
 
 /// Reads a file of the daemon that names its format.
-pub(crate) fn read_format<T: DeserializeOwned>(path: &Path, format: u32) -> io::Result<T> {
+pub fn read_format<T: DeserializeOwned>(path: &Path, format: u32) -> io::Result<T> {
     decode_format(&fs::read(path)?, format)
 }
 
 /// The text of an object, with its checksum.
-pub(crate) fn encode(content: &impl Serialize) -> io::Result<String> {
+pub fn encode(content: &impl Serialize) -> io::Result<String> {
     let text = serde_json::to_string_pretty(content)?;
     Ok(match text.strip_suffix(END) {
         Some(members) => format!("{members}{BEFORE}{}{AFTER}", Digest::of(text.as_bytes())),
@@ -43,7 +43,7 @@ pub(crate) fn encode(content: &impl Serialize) -> io::Result<String> {
 
 /// Decodes the text of an object that names its format, which is looked at first: a later format may lack
 /// members of this one.
-pub(crate) fn decode_format<T: DeserializeOwned>(text: &[u8], format: u32) -> io::Result<T> {
+pub fn decode_format<T: DeserializeOwned>(text: &[u8], format: u32) -> io::Result<T> {
     #[derive(Deserialize)]
     struct Versioned {
         format: u32,
@@ -57,7 +57,7 @@ pub(crate) fn decode_format<T: DeserializeOwned>(text: &[u8], format: u32) -> io
 }
 
 /// Decodes the text of an object, and compares its checksum if it has one.
-pub(crate) fn decode<T: DeserializeOwned>(text: &[u8]) -> io::Result<T> {
+pub fn decode<T: DeserializeOwned>(text: &[u8]) -> io::Result<T> {
     let text = std::str::from_utf8(text).map_err(|error| invalid(error.to_string()))?;
     let Some((members, check)) = text.strip_suffix(AFTER).and_then(|text| text.rsplit_once(BEFORE)) else {
         return Ok(serde_json::from_str(text)?);

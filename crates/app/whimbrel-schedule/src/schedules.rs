@@ -1,65 +1,28 @@
-//! Scheduled care: checkpoints with retention, pushes, verifications and garbage collections that the daemon
-//! does by itself.
-//!
-//! The service knows records and times. What it does goes through [`ScheduledActions`], which is all that it
-//! knows of the daemon. It removes only tags that it has made: their prefix is reserved, they name the
-//! schedule, and they are no older than it. A tag is removed after a run that succeeded, and only if it still
-//! names the same capsule. Tags of copies at another host are not removed but used again (`copies`).
+//! The schedules of a host: their table, and one run of each.
 
-mod actions;
-mod copies;
-mod plan;
-mod record;
-
-pub(crate) use actions::Actions;
-pub(crate) use record::check_file;
-
-use crate::core::{error::DaemonError, event_log::EventLog};
-use copies::PushedCopy;
-use record::{ScheduleRecord, path_of, tag, time_in};
+use crate::{
+    actions::ScheduledActions,
+    copies::{self, PushedCopy},
+    error::ScheduleError,
+    plan,
+    record::{ScheduleRecord, path_of, tag, time_in},
+};
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{Mutex, MutexGuard},
 };
 use whimbrel_api::{
-    EventKind, MachineInfo, Retention, ScheduleInfo, ScheduleReport, ScheduleRequest, ScheduledRun,
-    ScheduledWork,
+    MachineInfo, Retention, ScheduleInfo, ScheduleReport, ScheduleRequest, ScheduledRun, ScheduledWork,
 };
 use whimbrel_core::{CapsuleId, HostName, MachineName, RefName, error_chain, lock};
 
-/// What schedules ask of the daemon.
-pub(crate) trait ScheduledActions: Send + Sync {
-    /// Time in milliseconds since 1970.
-    fn now_ms(&self) -> u64;
-    /// Name of this host.
-    fn host(&self) -> HostName;
-    /// The newest capsule of a machine.
-    fn newest(&self, machine: &MachineName) -> Result<CapsuleId, DaemonError>;
-    /// Does the work and waits for its end. A checkpoint gets the tag; so does the copy of `copied`, which is
-    /// chosen already for a push with a rule. Returns what was done.
-    fn perform(
-        &self,
-        work: &ScheduledWork,
-        tag: &RefName,
-        copied: Option<CapsuleId>,
-    ) -> Result<String, DaemonError>;
-    /// All refs; fails if one is damaged.
-    fn refs(&self) -> Result<BTreeMap<RefName, CapsuleId>, DaemonError>;
-    /// The refs that can be read, to be shown.
-    fn readable_refs(&self) -> BTreeMap<RefName, CapsuleId> {
-        self.refs().unwrap_or_default()
-    }
-    /// Removes a ref if it still names the capsule.
-    fn remove(&self, name: &RefName, capsule: CapsuleId) -> Result<(), DaemonError>;
-}
-
 /// The schedules of this host.
-pub(crate) struct Schedules {
+#[derive(Debug)]
+pub struct Schedules {
     folder: PathBuf,
     table: Mutex<BTreeMap<MachineName, ScheduleRecord>>,
     running: Mutex<BTreeSet<MachineName>>,
-    events: Arc<EventLog>,
 }
 
 /// Tags of a schedule, with what its rule says of them.
@@ -81,45 +44,48 @@ impl Drop for Turn<'_> {
 }
 
 impl Schedules {
-    /// Reads the records.
-    pub(crate) fn open(folder: PathBuf, events: Arc<EventLog>) -> Result<Self, DaemonError> {
-        let failed = |action| {
-            let folder = folder.clone();
-            move |source| DaemonError::io(action, &folder, source)
-        };
-        std::fs::create_dir_all(&folder).map_err(failed("create"))?;
+    /// Reads the records of a folder, which is made if it is missing. A run that was under way has failed at
+    /// `now_ms`, in milliseconds since 1970.
+    ///
+    /// # Errors
+    /// If the folder cannot be made or read.
+    pub fn open(folder: PathBuf, now_ms: u64) -> Result<Self, ScheduleError> {
+        std::fs::create_dir_all(&folder).map_err(ScheduleError::io("create", &folder))?;
         let mut table = BTreeMap::new();
-        for entry in std::fs::read_dir(&folder).map_err(failed("read"))? {
-            let path = entry.map_err(failed("read"))?.path();
+        for entry in std::fs::read_dir(&folder).map_err(ScheduleError::io("read", &folder))? {
+            let path = entry.map_err(ScheduleError::io("read", &folder))?.path();
             if path.extension().is_none_or(|extension| extension != "json") {
                 continue;
             }
-            match ScheduleRecord::load(&path) {
+            match ScheduleRecord::load(&path, now_ms) {
                 Ok(record) => drop(table.insert(record.schedule.name.clone(), record)),
                 Err(reason) => {
                     tracing::error!(path = %path.display(), reason, "the record of a schedule cannot be read; it stays as it is, and the schedule does not run");
                 }
             }
         }
-        Ok(Self { folder, table: Mutex::new(table), running: Mutex::default(), events })
+        Ok(Self { folder, table: Mutex::new(table), running: Mutex::default() })
     }
 
     fn table(&self) -> MutexGuard<'_, BTreeMap<MachineName, ScheduleRecord>> {
         lock(&self.table)
     }
 
-    fn record(&self, name: &MachineName) -> Result<ScheduleRecord, DaemonError> {
+    fn record(&self, name: &MachineName) -> Result<ScheduleRecord, ScheduleError> {
         let found = self.table().get(name).cloned();
-        found.ok_or_else(|| DaemonError::NotFound { what: "schedule", name: name.to_string() })
+        found.ok_or_else(|| ScheduleError::Unknown { name: name.clone() })
     }
 
     /// What a schedule is about, if there is one of that name: a machine, or else the whole store.
-    pub(crate) fn machine_of(&self, name: &MachineName) -> Option<Option<MachineName>> {
+    pub fn machine_of(&self, name: &MachineName) -> Option<Option<MachineName>> {
         self.table().get(name).map(|record| record.schedule.work.machine().cloned())
     }
 
     /// Schedules for a machine go on under its new name.
-    pub(crate) fn rename_machine(&self, from: &MachineName, to: &MachineName) -> Result<(), DaemonError> {
+    ///
+    /// # Errors
+    /// If a record cannot be written; those before it have the new name.
+    pub fn rename_machine(&self, from: &MachineName, to: &MachineName) -> Result<(), ScheduleError> {
         let mut table = self.table();
         for record in table.values_mut().filter(|record| record.schedule.work.machine() == Some(from)) {
             let mut renamed = record.clone();
@@ -130,17 +96,21 @@ impl Schedules {
         Ok(())
     }
 
-    pub(crate) fn create(
+    /// Makes a schedule, which runs for the first time when its rhythm says so next.
+    ///
+    /// # Errors
+    /// If the request is invalid, the name taken, or the record cannot be written.
+    pub fn create(
         &self,
         request: ScheduleRequest,
         actions: &dyn ScheduledActions,
-    ) -> Result<ScheduleInfo, DaemonError> {
+    ) -> Result<ScheduleInfo, ScheduleError> {
         let record = ScheduleRecord::new(request, actions.now_ms())?;
         let name = record.schedule.name.clone();
         {
             let mut table = self.table();
             if table.contains_key(&name) || path_of(&self.folder, &name).exists() {
-                return Err(DaemonError::invalid(format!("there is a schedule {name} already")));
+                return Err(ScheduleError::invalid(format!("there is a schedule {name} already")));
             }
             record.save(&self.folder)?;
             table.insert(name.clone(), record);
@@ -149,33 +119,41 @@ impl Schedules {
     }
 
     /// Removes a schedule. Its capsules and their tags stay.
-    pub(crate) fn delete(&self, name: &MachineName) -> Result<(), DaemonError> {
+    ///
+    /// # Errors
+    /// If there is none, or its record cannot be removed for good.
+    pub fn delete(&self, name: &MachineName) -> Result<(), ScheduleError> {
         let mut table = self.table();
         if !table.contains_key(name) {
-            return Err(DaemonError::NotFound { what: "schedule", name: name.to_string() });
+            return Err(ScheduleError::Unknown { name: name.clone() });
         }
         let path = path_of(&self.folder, name);
-        std::fs::remove_file(&path).map_err(|source| DaemonError::io("remove", &path, source))?;
+        std::fs::remove_file(&path).map_err(ScheduleError::io("remove", &path))?;
         table.remove(name);
         Ok(())
     }
 
-    pub(crate) fn list(&self, actions: &dyn ScheduledActions) -> Result<Vec<ScheduleInfo>, DaemonError> {
+    /// All schedules, with what they have done.
+    pub fn list(&self, actions: &dyn ScheduledActions) -> Vec<ScheduleInfo> {
         let (refs, now) = (actions.readable_refs(), actions.now_ms());
         let records: Vec<_> = self.table().values().cloned().collect();
-        Ok(records.iter().map(|record| self.info(record, &refs, (now, &actions.host()))).collect())
+        records.iter().map(|record| self.info(record, &refs, (now, &actions.host()))).collect()
     }
 
     /// What each schedule does.
-    pub(crate) fn works(&self) -> Vec<ScheduledWork> {
+    pub fn works(&self) -> Vec<ScheduledWork> {
         self.table().values().map(|record| record.schedule.work.clone()).collect()
     }
 
-    pub(crate) fn show(
+    /// One schedule, with what it has done.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn show(
         &self,
         name: &MachineName,
         actions: &dyn ScheduledActions,
-    ) -> Result<ScheduleInfo, DaemonError> {
+    ) -> Result<ScheduleInfo, ScheduleError> {
         let now = (actions.now_ms(), &actions.host());
         Ok(self.info(&self.record(name)?, &actions.readable_refs(), now))
     }
@@ -201,7 +179,7 @@ impl Schedules {
     }
 
     /// Adds failures of the last runs to the information about machines.
-    pub(crate) fn add_to(&self, machines: &mut [MachineInfo]) {
+    pub fn add_to(&self, machines: &mut [MachineInfo]) {
         let table = self.table();
         for record in table.values() {
             let (Some(of), Some(run)) = (record.schedule.work.machine(), record.failure()) else { continue };
@@ -212,7 +190,7 @@ impl Schedules {
     }
 
     /// Each schedule, whether its last run failed, and when its last success began.
-    pub(crate) fn health(&self) -> Vec<(MachineName, bool, Option<u64>)> {
+    pub fn health(&self) -> Vec<(MachineName, bool, Option<u64>)> {
         let table = self.table();
         let success = |record: &ScheduleRecord| {
             record.runs.iter().rev().find(|run| run.succeeded).map(|run| run.started_ms)
@@ -221,8 +199,8 @@ impl Schedules {
         rows.collect()
     }
 
-    /// Schedules that are due and do not run.
-    fn due(&self, now: u64) -> Vec<MachineName> {
+    /// Schedules that are due at `now`, in milliseconds since 1970, and do not run.
+    pub fn due(&self, now: u64) -> Vec<MachineName> {
         let running = lock(&self.running).clone();
         let table = self.table();
         let due = table.values().filter(|record| record.rhythm().is_due(record.last_ms, now));
@@ -230,11 +208,14 @@ impl Schedules {
     }
 
     /// Says which tags the rule of a schedule would remove now.
-    pub(crate) fn dry_run(
+    ///
+    /// # Errors
+    /// If there is no such schedule, or a ref is damaged.
+    pub fn dry_run(
         &self,
         name: &MachineName,
         actions: &dyn ScheduledActions,
-    ) -> Result<ScheduleReport, DaemonError> {
+    ) -> Result<ScheduleReport, ScheduleError> {
         let record = self.record(name)?;
         if let Some(rule) = rule_of_copies(&record) {
             let (stay, go) = record.copies.judge(rule);
@@ -245,14 +226,18 @@ impl Schedules {
         Ok(report(None, judged.retained, judged.removed.into_iter().map(|(tag, _)| tag).collect()))
     }
 
-    /// Runs a schedule, whether it is due or not, and waits for the end.
-    pub(crate) fn run(
+    /// Runs a schedule, whether it is due or not, and waits for the end. A run that fails is a report too.
+    ///
+    /// # Errors
+    /// If there is none, it runs already, or its record cannot be written: then what was done is not known to
+    /// the next run, and nothing that it needs is gone.
+    pub fn run(
         &self,
         name: &MachineName,
         actions: &dyn ScheduledActions,
-    ) -> Result<ScheduleReport, DaemonError> {
+    ) -> Result<ScheduleReport, ScheduleError> {
         if !lock(&self.running).insert(name.clone()) {
-            return Err(DaemonError::invalid(format!("the schedule {name} runs now")));
+            return Err(ScheduleError::invalid(format!("the schedule {name} runs now")));
         }
         let _turn = Turn(self, name.clone());
         let mut record = self.record(name)?;
@@ -269,9 +254,10 @@ impl Schedules {
         };
         let run = ScheduledRun { started_ms, ended_ms: actions.now_ms(), succeeded, text };
         let outcome = if succeeded { "succeeded" } else { "failed" };
-        self.events.add(EventKind::Schedule, name, &format!("{outcome}: {}", run.text));
+        let told = format!("{outcome}: {}", run.text);
         record.end(run.clone());
         self.replace(&record)?;
+        actions.report_end(name, &told);
         Ok(report(Some(run), retained, removed))
     }
 
@@ -282,14 +268,14 @@ impl Schedules {
         record: &ScheduleRecord,
         started_ms: u64,
         actions: &dyn ScheduledActions,
-    ) -> Result<Done, DaemonError> {
+    ) -> Result<Done, ScheduleError> {
         let tag = tag(&record.schedule.name, started_ms);
         let text = actions.perform(&record.schedule.work, &tag, None)?;
         Ok((text, self.retain(record, &tag, actions)?))
     }
 
     /// Saves a record, unless the schedule was deleted meanwhile.
-    fn replace(&self, record: &ScheduleRecord) -> Result<(), DaemonError> {
+    fn replace(&self, record: &ScheduleRecord) -> Result<(), ScheduleError> {
         let mut table = self.table();
         if let Some(known) = table.get_mut(&record.schedule.name)
             && known.created_ms == record.created_ms
@@ -310,7 +296,7 @@ impl Schedules {
         record: &ScheduleRecord,
         newest: &RefName,
         actions: &dyn ScheduledActions,
-    ) -> Result<(Vec<RefName>, Vec<RefName>), DaemonError> {
+    ) -> Result<(Vec<RefName>, Vec<RefName>), ScheduleError> {
         let Judged { retained, removed } = judge(record, &actions.refs()?, Some(newest));
         for (tag, capsule) in &removed {
             actions.remove(tag, *capsule)?;
@@ -333,8 +319,9 @@ fn copy(
     rule: &Retention,
     started_ms: u64,
     actions: &dyn ScheduledActions,
-) -> Result<Done, DaemonError> {
-    let machine = record.schedule.work.machine().ok_or_else(|| DaemonError::invalid("no machine to push"))?;
+) -> Result<Done, ScheduleError> {
+    let machine =
+        record.schedule.work.machine().ok_or_else(|| ScheduleError::invalid("no machine to push"))?;
     let (host, capsule) = (actions.host(), actions.newest(machine)?);
     let number = record.copies.number_for(capsule, started_ms, rule);
     let tag = copies::tag(&host, record.schedule.name.as_str(), record.created_ms, number);
@@ -385,6 +372,3 @@ fn judge(record: &ScheduleRecord, refs: &BTreeMap<RefName, CapsuleId>, newest: O
         removed: go.into_iter().map(|(_, tag, capsule)| (tag, capsule)).collect(),
     }
 }
-
-#[cfg(test)]
-mod tests;

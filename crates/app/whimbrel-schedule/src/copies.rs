@@ -4,7 +4,7 @@
 //! next one: the tag moves when that is whole there, and the old copy goes at the next collection. A tag has
 //! a number, so there are no more tags than the rule ever retained at once, and one.
 
-use super::plan;
+use crate::plan;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use whimbrel_api::Retention;
@@ -15,25 +15,25 @@ const PREFIX: &str = "pushed.";
 
 /// A copy at the other host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct PushedCopy {
+pub(crate) struct PushedCopy {
     /// Time of the run that made it, or found it there.
-    pub(super) time_ms: u64,
-    pub(super) capsule: CapsuleId,
+    pub(crate) time_ms: u64,
+    pub(crate) capsule: CapsuleId,
 }
 
 /// The copies of a schedule, by the numbers of their tags.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub(super) struct Copies(BTreeMap<u32, PushedCopy>);
+pub(crate) struct Copies(BTreeMap<u32, PushedCopy>);
 
 impl Copies {
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// The number for the tag of a capsule that is copied now: that of an earlier copy of it, or else of the
     /// oldest copy that the rule will not retain, or else a new one.
-    pub(super) fn number_for(&self, capsule: CapsuleId, now_ms: u64, rule: &Retention) -> u32 {
+    pub(crate) fn number_for(&self, capsule: CapsuleId, now_ms: u64, rule: &Retention) -> u32 {
         let same = self.0.iter().find(|(_, copy)| copy.capsule == capsule);
         let times: Vec<u64> = self.0.values().map(|copy| copy.time_ms).chain([now_ms]).collect();
         let retained = plan::retained(&times, rule);
@@ -43,12 +43,12 @@ impl Copies {
     }
 
     /// Notes that a capsule has the tag of this number.
-    pub(super) fn put(&mut self, number: u32, copy: PushedCopy) {
+    pub(crate) fn put(&mut self, number: u32, copy: PushedCopy) {
         self.0.insert(number, copy);
     }
 
     /// Numbers of the copies that the rule retains, and of the others, oldest first.
-    pub(super) fn judge(&self, rule: &Retention) -> (Vec<u32>, Vec<u32>) {
+    pub(crate) fn judge(&self, rule: &Retention) -> (Vec<u32>, Vec<u32>) {
         let retained = plan::retained(&self.0.values().map(|copy| copy.time_ms).collect::<Vec<_>>(), rule);
         let mut all: Vec<(u64, u32)> = self.0.iter().map(|(number, copy)| (copy.time_ms, *number)).collect();
         all.sort_unstable();
@@ -60,7 +60,7 @@ impl Copies {
 
 /// The tag of a number. Host and creation are in it by digest, so that no schedule moves the tags of another
 /// one, or of an earlier one of its name.
-pub(super) fn tag(host: &HostName, schedule: &str, created_ms: u64, number: u32) -> RefName {
+pub(crate) fn tag(host: &HostName, schedule: &str, created_ms: u64, number: u32) -> RefName {
     let whose = Digest::of(format!("{host}/{created_ms}").as_bytes()).short();
     let text = format!("{PREFIX}{schedule}.{}.{number}", &whose[..8]);
     text.parse().expect("a prefix, a short name and digits are a valid ref")
