@@ -46,6 +46,8 @@ const WITHIN: &[(&str, &str, &str)] = &[
     ("whimbrel-daemon", "whimbrel-vm", "the daemon runs machines, and so does the process of one machine"),
     ("whimbrel-daemon", "whimbrel-schedule", "the daemon does what schedules ask of their host"),
     ("whimbrel-schedule", "whimbrel-api", "what a schedule does and shows is in the types of the API"),
+    ("whimbrel-simulation", "whimbrel-schedule", "schedules run for weeks under a simulated clock"),
+    ("whimbrel-simulation", "whimbrel-api", "requests of schedules are in the types of the API"),
     ("whimbrel-vm", "whimbrel-api", "what a machine shows is in the types of the API"),
     ("whimbrel", "whimbrel-api", "the command line prints the types of the API"),
     ("whimbrel", "whimbrel-client", "the command line asks the daemon"),

@@ -6,19 +6,35 @@
 
 use crate::plan;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use whimbrel_api::Retention;
-use whimbrel_core::{CapsuleId, Digest, HostName, RefName};
+use whimbrel_core::{
+    CapsuleId, Digest, HostName, RefName,
+    loss::{Loss, is_back},
+};
 
 /// Prefix of the tags of copies, at the host that has them.
 const PREFIX: &str = "pushed.";
 
-/// A copy at the other host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct PushedCopy {
-    /// Time of the run that made it, or found it there.
-    pub(crate) time_ms: u64,
-    pub(crate) capsule: CapsuleId,
+/// A copy at the other host. A capsule that later runs find there counts for each of them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct PushedCopy {
+    /// Latest time of a run that made it, or found it there.
+    time_ms: u64,
+    /// Earlier times, as far as the rule retains them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    earlier: Vec<u64>,
+    capsule: CapsuleId,
+}
+
+impl PushedCopy {
+    fn times(&self) -> impl Iterator<Item = u64> {
+        self.earlier.iter().copied().chain([self.time_ms])
+    }
+
+    fn is_among(&self, retained: &BTreeSet<u64>) -> bool {
+        self.times().any(|time| retained.contains(&time))
+    }
 }
 
 /// The copies of a schedule, by the numbers of their tags.
@@ -31,30 +47,44 @@ impl Copies {
         self.0.is_empty()
     }
 
+    /// The times that the rule retains, of all copies and of one more if there is one: among the latest times
+    /// of the copies, so that one that is found there again and again drives out no other, and among all.
+    fn retained(&self, rule: &Retention, more: Option<u64>) -> BTreeSet<u64> {
+        let latest: Vec<u64> = self.0.values().map(|copy| copy.time_ms).chain(more).collect();
+        let all: Vec<u64> = self.0.values().flat_map(PushedCopy::times).chain(more).collect();
+        [latest, all].iter().flat_map(|times| plan::retained(times, rule)).collect()
+    }
+
     /// The number for the tag of a capsule that is copied now: that of an earlier copy of it, or else of the
     /// oldest copy that the rule will not retain, or else a new one.
     pub(crate) fn number_for(&self, capsule: CapsuleId, now_ms: u64, rule: &Retention) -> u32 {
         let same = self.0.iter().find(|(_, copy)| copy.capsule == capsule);
-        let times: Vec<u64> = self.0.values().map(|copy| copy.time_ms).chain([now_ms]).collect();
-        let retained = plan::retained(&times, rule);
-        let free = self.0.iter().filter(|(_, copy)| !retained.contains(&copy.time_ms));
+        let retained = self.retained(rule, Some(now_ms));
+        let is_free = |copy: &PushedCopy| !copy.is_among(&retained) || is_back(Loss::RetainedCopyReplaced);
+        let free = self.0.iter().filter(|(_, copy)| is_free(copy));
         let found = same.or_else(|| free.min_by_key(|(_, copy)| copy.time_ms)).map(|(number, _)| *number);
         found.unwrap_or_else(|| (0..).find(|number| !self.0.contains_key(number)).unwrap_or_default())
     }
 
-    /// Notes that a capsule has the tag of this number.
-    pub(crate) fn put(&mut self, number: u32, copy: PushedCopy) {
-        self.0.insert(number, copy);
+    /// Notes that a run of this time has put the capsule behind the tag of this number, or found it there.
+    pub(crate) fn put(&mut self, number: u32, capsule: CapsuleId, time_ms: u64, rule: &Retention) {
+        let before = self.0.remove(&number).filter(|before| before.capsule == capsule);
+        let mut times: Vec<u64> = before.iter().flat_map(PushedCopy::times).chain([time_ms]).collect();
+        // The clock may have been put back meanwhile.
+        times.sort_unstable();
+        let latest = times.pop().unwrap_or(time_ms);
+        self.0.insert(number, PushedCopy { time_ms: latest, earlier: times, capsule });
+        let retained = self.retained(rule, None);
+        self.0.values_mut().for_each(|copy| copy.earlier.retain(|time| retained.contains(time)));
     }
 
     /// Numbers of the copies that the rule retains, and of the others, oldest first.
     pub(crate) fn judge(&self, rule: &Retention) -> (Vec<u32>, Vec<u32>) {
-        let retained = plan::retained(&self.0.values().map(|copy| copy.time_ms).collect::<Vec<_>>(), rule);
+        let retained = self.retained(rule, None);
         let mut all: Vec<(u64, u32)> = self.0.iter().map(|(number, copy)| (copy.time_ms, *number)).collect();
         all.sort_unstable();
-        let (stay, go): (Vec<_>, Vec<_>) = all.into_iter().partition(|(time, _)| retained.contains(time));
-        let numbers = |list: Vec<(u64, u32)>| list.into_iter().map(|(_, number)| number).collect();
-        (numbers(stay), numbers(go))
+        let numbers = all.into_iter().map(|(_, number)| number);
+        numbers.partition(|number| self.0[number].is_among(&retained))
     }
 }
 
@@ -86,7 +116,7 @@ mod tests {
             let number = copies.number_for(capsule(day), now, &rule);
             let (retained, _) = copies.judge(&rule);
             let before = copies.clone();
-            copies.put(number, PushedCopy { time_ms: now, capsule: capsule(day) });
+            copies.put(number, capsule(day), now, &rule);
             let after: Vec<u64> = before.0.values().map(|copy| copy.time_ms).chain([now]).collect();
             for kept in retained.iter().filter(|kept| before.0.contains_key(kept)) {
                 let still = plan::retained(&after, &rule).contains(&before.0[kept].time_ms);
@@ -108,10 +138,30 @@ mod tests {
         for (run, of) in [1, 2, 2, 2].into_iter().enumerate() {
             let now = START + run as u64 * DAY_MS;
             let number = copies.number_for(capsule(of), now, &rule);
-            copies.put(number, PushedCopy { time_ms: now, capsule: capsule(of) });
+            copies.put(number, capsule(of), now, &rule);
         }
         let all: Vec<CapsuleId> = copies.0.values().map(|copy| copy.capsule).collect();
         assert_eq!(all, [capsule(1), capsule(2)]);
+    }
+
+    #[test]
+    fn a_capsule_that_is_found_again_counts_for_each_time_whatever_the_clock_did() {
+        // A capsule of one week is found there in the next one, then another comes.
+        let rule = Retention { last: 1, weekly: 2, ..Retention::default() };
+        let mut copies = Copies::default();
+        for (of, day) in [(1, 0), (2, 2), (2, 6), (3, 8)] {
+            let now = START + day * DAY_MS;
+            copies.put(copies.number_for(capsule(of), now, &rule), capsule(of), now, &rule);
+        }
+        let left = |copies: &Copies| copies.0.values().map(|copy| copy.capsule).collect::<Vec<_>>();
+        assert_eq!(left(&copies), [capsule(2), capsule(3)], "the last of its week");
+        // Ten years back, the newest one is found again, then others come.
+        for (of, back) in [(3, 3650), (4, 3649), (5, 3648)] {
+            let now = START - back * DAY_MS;
+            copies.put(copies.number_for(capsule(of), now, &rule), capsule(of), now, &rule);
+        }
+        assert_eq!(left(&copies), [capsule(2), capsule(3), capsule(5)]);
+        assert_eq!(copies.judge(&rule), (vec![2, 0, 1], vec![]), "oldest first");
     }
 
     #[test]

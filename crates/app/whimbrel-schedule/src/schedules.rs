@@ -2,7 +2,7 @@
 
 use crate::{
     actions::ScheduledActions,
-    copies::{self, PushedCopy},
+    copies,
     error::ScheduleError,
     plan,
     record::{ScheduleRecord, path_of, tag, time_in},
@@ -15,7 +15,11 @@ use std::{
 use whimbrel_api::{
     MachineInfo, Retention, ScheduleInfo, ScheduleReport, ScheduleRequest, ScheduledRun, ScheduledWork,
 };
-use whimbrel_core::{CapsuleId, HostName, MachineName, RefName, error_chain, lock};
+use whimbrel_core::{
+    CapsuleId, HostName, MachineName, RefName, error_chain, lock,
+    loss::{Loss, is_back},
+};
+use whimbrel_wire::atomic_file;
 
 /// The schedules of this host.
 #[derive(Debug)]
@@ -48,9 +52,13 @@ impl Schedules {
     /// `now_ms`, in milliseconds since 1970.
     ///
     /// # Errors
-    /// If the folder cannot be made or read.
+    /// If the folder cannot be made, made durable, or read.
     pub fn open(folder: PathBuf, now_ms: u64) -> Result<Self, ScheduleError> {
         std::fs::create_dir_all(&folder).map_err(ScheduleError::io("create", &folder))?;
+        let above = folder.parent().filter(|_| !is_back(Loss::ScheduleFolderNotSynced));
+        for folder in above.into_iter().chain([folder.as_path()]) {
+            atomic_file::make_durable(folder).map_err(ScheduleError::io("sync", folder))?;
+        }
         let mut table = BTreeMap::new();
         for entry in std::fs::read_dir(&folder).map_err(ScheduleError::io("read", &folder))? {
             let path = entry.map_err(ScheduleError::io("read", &folder))?.path();
@@ -112,7 +120,11 @@ impl Schedules {
             if table.contains_key(&name) || path_of(&self.folder, &name).exists() {
                 return Err(ScheduleError::invalid(format!("there is a schedule {name} already")));
             }
-            record.save(&self.folder)?;
+            if let Err(error) = record.save(&self.folder) {
+                // The file may be there, and not durable: the user is told that there is no such schedule.
+                let _ = std::fs::remove_file(path_of(&self.folder, &name));
+                return Err(error);
+            }
             table.insert(name.clone(), record);
         }
         self.show(&name, actions)
@@ -130,7 +142,7 @@ impl Schedules {
         let path = path_of(&self.folder, name);
         std::fs::remove_file(&path).map_err(ScheduleError::io("remove", &path))?;
         table.remove(name);
-        Ok(())
+        atomic_file::sync_dir(&self.folder).map_err(ScheduleError::io("sync", &self.folder))
     }
 
     /// All schedules, with what they have done.
@@ -326,7 +338,7 @@ fn copy(
     let number = record.copies.number_for(capsule, started_ms, rule);
     let tag = copies::tag(&host, record.schedule.name.as_str(), record.created_ms, number);
     let text = actions.perform(&record.schedule.work, &tag, Some(capsule))?;
-    record.copies.put(number, PushedCopy { time_ms: started_ms, capsule });
+    record.copies.put(number, capsule, started_ms, rule);
     let retained = record.copy_tags(&host, record.copies.judge(rule).0);
     Ok((text, (retained, Vec::new())))
 }
@@ -363,9 +375,8 @@ fn judge(record: &ScheduleRecord, refs: &BTreeMap<RefName, CapsuleId>, newest: O
     let times: Vec<u64> = tags.iter().map(|(time, ..)| *time).collect();
     let retained = plan::retained(&times, &rule);
     // After a clock was put back, the capsule of this run may look old.
-    let stays = |(time, tag, _): &(u64, RefName, CapsuleId)| {
-        retained.contains(time) || (newest == Some(tag) && !may_empty)
-    };
+    let is_new = |tag: &RefName| newest == Some(tag) && !may_empty && !is_back(Loss::NewCopyLooksOld);
+    let stays = |(time, tag, _): &(u64, RefName, CapsuleId)| retained.contains(time) || is_new(tag);
     let (stay, go): (Vec<_>, Vec<_>) = tags.into_iter().partition(stays);
     Judged {
         retained: stay.into_iter().map(|(_, tag, _)| tag).collect(),

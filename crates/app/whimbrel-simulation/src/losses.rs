@@ -40,6 +40,9 @@ pub(crate) const TABLE: &[Row] = &[
     Row { loss: Loss::LeasesForgotten, scene: "lease" },
     Row { loss: Loss::StandbyGivesUp, scene: "lease" },
     Row { loss: Loss::RestartNotFenced, scene: "lease" },
+    Row { loss: Loss::NewCopyLooksOld, scene: "schedules" },
+    Row { loss: Loss::RetainedCopyReplaced, scene: "schedules" },
+    Row { loss: Loss::ScheduleFolderNotSynced, scene: "schedules" },
 ];
 
 /// Losses that nearly every seed finds: every test run brings them back.

@@ -74,6 +74,12 @@ losses! {
     StandbyGivesUp,
     /// A primary that restarts goes on before it knows who has the machine.
     RestartNotFenced,
+    /// A checkpoint that a clock put back makes old is removed as soon as it is taken.
+    NewCopyLooksOld,
+    /// The next copy takes the tag of the oldest one at the other host, though the rule retains that.
+    RetainedCopyReplaced,
+    /// The folder of the first schedule is not durable in the one above.
+    ScheduleFolderNotSynced,
 }
 
 #[cfg(feature = "losses")]

@@ -7,11 +7,13 @@
 use crate::{
     error::{Result, StoreError},
     file_names::{PACK_HEAD, PACKS, PackId, publish},
-    gc_lease::live_leases,
+    gc::GC_LOCK,
+    gc_lease::{Condemned, live_leases},
     index::{Entry, PackLocation},
     object_reader::Decoded,
     sealed_frame::{OVERHEAD, PackKey, next_head, sealed_len},
     store::Store,
+    vfs::{LockMode, LockWait},
 };
 use std::collections::HashMap;
 use whimbrel_core::{
@@ -30,18 +32,42 @@ const MAX_PACK: u64 = 512 << 20;
 
 impl Store {
     /// Rebuilds the index of packs that have none, if it can be seen that something needs it: an index file
-    /// cannot be read or its content is damaged, or the manifest of a named capsule is not found. Machines
-    /// must be able to read their disks before anything is done with them. The content of large indexes is
-    /// left to garbage collection, since it takes long to read.
+    /// cannot be read or its content is damaged, the manifest of a named capsule is not found, or a garbage
+    /// collection ended half way. Machines must be able to read their disks before anything is done with
+    /// them. The content of large indexes is left to garbage collection, since it takes long to read.
     pub fn reindex_if_needed(&self) -> Result<bool> {
         let (refs, _) = self.readable_refs()?;
         let is_lost = |id: &CapsuleId| matches!(self.manifest(id), Err(StoreError::Missing { .. }));
         let indexes = &self.inner.objects.indexes;
-        if !indexes.has_ignored() && !indexes.is_damaged_within(CHECKED_BYTES) && !refs.values().any(is_lost)
-        {
+        let is_needed =
+            indexes.has_ignored() || indexes.is_damaged_within(CHECKED_BYTES) || refs.values().any(is_lost);
+        let found = if is_needed { self.reindex() } else { self.undo_half_collection() };
+        found.map(|found| found > 0)
+    }
+
+    /// Names the packs again that a collection took out of the index, if it ended before it had removed them.
+    /// Until then, objects that the index still has may be deltas of what is in those packs, and count as
+    /// present though they cannot be read. Waits for a collection that runs. Returns the number of frames
+    /// found.
+    pub(crate) fn undo_half_collection(&self) -> Result<usize> {
+        let files = &*self.inner.files;
+        let lock = files.lock(GC_LOCK, LockMode::Exclusive, LockWait::Wait);
+        let _one = lock.map_err(StoreError::io("lock", GC_LOCK))?;
+        if self.is_half_collected()? { self.reindex() } else { Ok(0) }
+    }
+
+    /// Whether a condemned pack is here that no index names.
+    fn is_half_collected(&self) -> Result<bool> {
+        let inner = &self.inner;
+        let condemned = Condemned::read(&*inner.files)?.ids();
+        if condemned.is_empty() {
             return Ok(false);
         }
-        self.reindex().map(|found| found > 0)
+        inner.objects.indexes.refresh()?;
+        let named = inner.objects.indexes.packs();
+        let packs = inner.files.list(PACKS).map_err(StoreError::io("list", PACKS))?;
+        let mut packs = packs.iter().filter_map(|name| PackId::parse(name));
+        Ok(packs.any(|pack| condemned.contains(&pack) && !named.contains_key(&pack)))
     }
 
     /// Indexes every pack that has no index and no live writer. Returns the number of frames found.

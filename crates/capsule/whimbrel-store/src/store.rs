@@ -195,6 +195,7 @@ impl Store {
         sync_names(&*inner.files)?;
         publish(&*inner.files, "", MARKER, inner.layout.marker().as_bytes())?;
         inner.objects.indexes.refresh()?;
+        self.undo_half_collection()?;
         lock(&inner.latch).failed = None;
         Ok(())
     }

@@ -9,6 +9,7 @@ mod handover;
 mod lease;
 mod pull;
 pub(crate) mod record;
+mod schedules;
 mod store;
 
 /// A scene and its name.
@@ -42,6 +43,11 @@ pub(crate) const ALL: &[Scene] = &[
         name: "lease",
         about: "a protected machine, its standby and a witness, by the program's leases",
         run: lease::run,
+    },
+    Scene {
+        name: "schedules",
+        about: "weeks of checkpoints and copies with rules, with clock steps, by the program's schedules",
+        run: schedules::run,
     },
 ];
 

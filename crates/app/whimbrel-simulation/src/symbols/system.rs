@@ -1,4 +1,4 @@
-//! Symbols for the clock and for random bytes.
+//! Symbols for the clock, for random bytes and for the number of the process.
 
 use crate::{
     raw,
@@ -22,6 +22,16 @@ pub(super) unsafe extern "C" fn getrandom(out: *mut u8, len: usize, flags: u32) 
     let bytes = unsafe { std::slice::from_raw_parts_mut(out, len) };
     with(|world| bytes.iter_mut().for_each(|byte| *byte = world.entropy.next() as u8));
     len as isize
+}
+
+/// Number of the process in the world. Names of temporary files have it.
+#[unsafe(no_mangle)]
+extern "C" fn getpid() -> c_int {
+    if !is_inside() {
+        // SAFETY: getpid(2) has no argument.
+        return unsafe { raw::pass(libc::SYS_getpid, [0; 6]) } as c_int;
+    }
+    with(|world| world.process(me())) as c_int
 }
 
 #[unsafe(no_mangle)]

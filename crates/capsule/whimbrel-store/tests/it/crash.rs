@@ -4,7 +4,10 @@
 use crate::common::{self, commit, content, crash_disk::CrashDisk, expected, name};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use rustix::io::Errno;
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 use whimbrel_core::CapsuleId;
 use whimbrel_store::{Expected, GcRoots, Options, Result, Store, StoreError, vfs::Vfs};
 
@@ -396,6 +399,53 @@ fn what_an_index_names_stays_while_nobody_can_open_the_index() {
                 assert!(left > 20, "only {left} are opened");
                 break;
             }
+        }
+    }
+}
+
+/// Versions of one machine of which only the last one is named. Each changes
+/// the same few pages, so its nodes are deltas of those before.
+fn versions(disk: &CrashDisk) -> Vec<CapsuleId> {
+    let store = open(disk).unwrap();
+    let mut ids = Vec::<CapsuleId>::new();
+    for version in 0..14 {
+        let changed = if version == 0 { PAGES } else { 5 };
+        let changes: Vec<_> = (0..changed).map(|at| (at, at * 1_000 + version + 1)).collect();
+        let writer = store.writer().unwrap();
+        let base = ids.last().copied();
+        ids.push(commit(&writer, &store, base, PAGES, &changes, &[name("a")], version).unwrap());
+    }
+    ids
+}
+
+#[test]
+fn no_pack_is_without_an_index_wherever_a_collection_was_ended() {
+    let written = CrashDisk::new();
+    let ids = versions(&written);
+    let before: BTreeSet<String> = written.paths("packs").into_iter().map(|(path, _)| path).collect();
+    let mut halves = 0;
+    for operation in 0.. {
+        let disk = written.after_kill();
+        let store = open(&disk).unwrap();
+        disk.power_off_at(disk.operations() + operation);
+        let ended = store.gc(GcRoots::Referenced);
+        drop(store);
+        let store = open(&disk.after_kill()).unwrap();
+        halves += u32::from(store.reindex_if_needed().unwrap());
+        let report = store.verify(|_, _| true).unwrap();
+        // That of the collection itself may be: nothing relies on it.
+        let mut unnamed = report.orphans.iter().map(|pack| format!("packs/{pack}"));
+        assert!(report.is_complete(), "ended at operation {operation}: {report:?}");
+        assert!(!unnamed.any(|pack| before.contains(&pack)), "ended at operation {operation}: {report:?}");
+        for id in ids.iter().filter(|id| store.is_complete(id).unwrap_or(false)) {
+            content(&store, id).unwrap();
+        }
+        if ended.is_ok() {
+            assert!(
+                operation > 20 && halves > 0,
+                "operation {operation}, {halves} indexes were half rewritten"
+            );
+            break;
         }
     }
 }
