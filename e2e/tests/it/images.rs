@@ -232,6 +232,19 @@ fn signed_lists_are_taken_from_their_owner_only() {
         &path(folder.join("SHA512SUMS.sign")),
         &path(folder.join("SHA512SUMS")),
     ]);
+    // Those that the host's own server of images signs.
+    let own = server.publish("own", &image);
+    let alpha = cluster.host("alpha");
+    alpha.run(&["image", "import", &path(image.folder.join(&image.file)), "mine/web"]);
+    let (program, socket) = (path(command_line().to_owned()), path(alpha.socket().to_owned()));
+    let (keys, folder_of_own) = (format!("GNUPGHOME={}", home.path().display()), path(own.clone()));
+    let serve =
+        ["env", &keys, &program, "--socket", &socket, "image", "serve", &folder_of_own, "--write-only"];
+    said(cluster.lab.host("alpha"), &[&serve[..], &["--sign-with", "owner@images.test"]].concat());
+    for list in ["index", "images"] {
+        fs::remove_file(own.join(format!("streams/v1/{list}.json"))).expect("a list to remove");
+    }
+
     simplestreams(&streams, &image);
     for list in ["index", "images"] {
         let signed = path(streams.join(format!("streams/v1/{list}.sjson")));
@@ -241,12 +254,17 @@ fn signed_lists_are_taken_from_their_owner_only() {
     let index = fs::read(streams.join("streams/v1/index.json")).expect("an index");
     fs::remove_file(streams.join("streams/v1/index.json")).expect("a file to remove");
     let keyring = format!("keyring = \"{keyring}\"");
-    let all = [("signed", "folder", &*keyring), ("streams", "simplestreams", &*keyring)];
+    let all = [
+        ("own", "simplestreams", &*keyring),
+        ("signed", "folder", &*keyring),
+        ("streams", "simplestreams", &*keyring),
+    ];
     let settings = sources(&cluster, &all);
     cluster.host_mut("alpha").restart_with(&settings);
     let alpha = cluster.host("alpha");
     let offered = alpha.json(&["image", "ls", "--available"]);
-    assert_eq!(names(&offered["images"]), ["signed/small", "streams/tiny/1"], "{offered}");
+    assert_eq!(names(&offered["images"]), ["own/mine.web", "signed/small", "streams/tiny/1"], "{offered}");
+    alpha.run(&["image", "pull", "own/mine.web"]);
     // By another of its names; the second time nothing is fetched.
     alpha.run(&["image", "pull", "streams/tiny"]);
     fs::remove_file(streams.join(&image.file)).expect("a file to remove");
