@@ -55,10 +55,10 @@ impl Schedules {
     /// If the folder cannot be made, made durable, or read.
     pub fn open(folder: PathBuf, now_ms: u64) -> Result<Self, ScheduleError> {
         std::fs::create_dir_all(&folder).map_err(ScheduleError::io("create", &folder))?;
-        let above = folder.parent().filter(|_| !is_back(Loss::ScheduleFolderNotSynced));
-        for folder in above.into_iter().chain([folder.as_path()]) {
-            atomic_file::make_durable(folder).map_err(ScheduleError::io("sync", folder))?;
+        if let Some(above) = folder.parent().filter(|_| !is_back(Loss::ScheduleFolderNotSynced)) {
+            atomic_file::sync_dir(above).map_err(ScheduleError::io("sync", above))?;
         }
+        atomic_file::make_durable(&folder).map_err(ScheduleError::io("sync", &folder))?;
         let mut table = BTreeMap::new();
         for entry in std::fs::read_dir(&folder).map_err(ScheduleError::io("read", &folder))? {
             let path = entry.map_err(ScheduleError::io("read", &folder))?.path();
