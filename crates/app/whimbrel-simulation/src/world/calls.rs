@@ -14,7 +14,7 @@ pub(crate) fn enter(call: &'static str, detail: u64) {
         let now = world.schedule.now;
         world.story.call(now, me, call, detail);
         let process = world.process(me);
-        let doom = world.processes.count_call(process);
+        let doom = world.processes.count_call(process, call);
         if let Some(power) = doom {
             world.log(&format!("is killed at {call}"));
             world.end_process(process, None);

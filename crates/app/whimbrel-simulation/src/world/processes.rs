@@ -16,6 +16,8 @@ struct Process {
     has_ended: bool,
     /// Calls after which it is killed, and whether its host loses power then.
     doom: Option<(u64, bool)>,
+    /// Whether it is killed after its next rename, and has made that.
+    doomed_after_rename: Option<bool>,
 }
 
 #[derive(Debug, Default)]
@@ -39,8 +41,12 @@ impl Processes {
     }
 
     /// Counts a call of a process. Whether it is killed at it, and its host without power.
-    pub(crate) fn count_call(&mut self, id: ProcessId) -> Option<bool> {
+    pub(crate) fn count_call(&mut self, id: ProcessId, call: &str) -> Option<bool> {
         let process = self.all.get_mut(&id)?;
+        if process.doomed_after_rename == Some(true) {
+            return Some(false);
+        }
+        process.doomed_after_rename.iter_mut().for_each(|is_renamed| *is_renamed = call == "rename");
         let (left, power) = process.doom.as_mut()?;
         *left = left.checked_sub(1)?;
         let is_over = *left == 0;
@@ -59,7 +65,8 @@ pub(crate) struct Running {
 pub(crate) fn start(host: HostId, name: &str, body: impl FnOnce() + Send + 'static) -> Running {
     let id = with(|world| {
         let id = world.processes.all.len() as ProcessId + 1;
-        let process = Process { host, name: name.to_owned(), has_ended: false, doom: None };
+        let process =
+            Process { host, name: name.to_owned(), has_ended: false, doom: None, doomed_after_rename: None };
         world.processes.all.insert(id, process);
         world.processes.starting = Some(id);
         id
@@ -80,10 +87,20 @@ impl Running {
         });
     }
 
+    /// Lets it be killed when it has renamed a file and not made the new name durable yet.
+    pub(crate) fn doom_after_rename(self) {
+        with(|world| {
+            let process = world.processes.all.get_mut(&self.id).expect("a process that was started");
+            process.doomed_after_rename = Some(false);
+        });
+    }
+
     /// Lets it not be killed after all.
     pub(crate) fn spare(self) {
         with(|world| {
-            world.processes.all.get_mut(&self.id).into_iter().for_each(|process| process.doom = None);
+            world.processes.all.get_mut(&self.id).into_iter().for_each(|process| {
+                (process.doom, process.doomed_after_rename) = (None, None);
+            });
         });
     }
 

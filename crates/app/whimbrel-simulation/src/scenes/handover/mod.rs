@@ -159,16 +159,10 @@ pub(crate) fn run() {
 /// Something happens to one of the hosts, or to the way between them.
 fn trouble(guests: &World, daemons: &mut [Running; 2]) {
     let host = draw(2) as usize;
-    match draw(6) {
+    match draw(7) {
         0 => daemons[host].doom(draw(60), false),
         1 => daemons[host].kill(),
-        2 => {
-            processes::lose_power(host);
-            guests.see(|guests| {
-                guests.machine.stops(HOSTS[host]);
-                if host == SOURCE { guests.source = None } else { guests.target = Slot::Nothing }
-            });
-        }
+        2 => lose_power(guests, host),
         3 => {
             log(&format!("nothing arrives at {}", HOSTS[host]));
             network::cut(1 - host, host, true);
@@ -182,12 +176,28 @@ fn trouble(guests: &World, daemons: &mut [Running; 2]) {
                 guests.target = Slot::Nothing;
             });
         }
+        5 => {
+            // The next daemon acts on what this one wrote last, and then power takes that back.
+            daemons[host].doom_after_rename();
+            thread::sleep(Duration::from_millis(draw(3_000)));
+            restart(guests, daemons, host);
+            thread::sleep(Duration::from_millis(draw(1_000)));
+            lose_power(guests, host);
+        }
         _ => {}
     }
     thread::sleep(Duration::from_millis(draw(3_000)));
     for host in [SOURCE, TARGET] {
         restart(guests, daemons, host);
     }
+}
+
+fn lose_power(guests: &World, host: usize) {
+    processes::lose_power(host);
+    guests.see(|guests| {
+        guests.machine.stops(HOSTS[host]);
+        if host == SOURCE { guests.source = None } else { guests.target = Slot::Nothing }
+    });
 }
 
 fn restart(guests: &World, daemons: &mut [Running; 2], host: usize) {
