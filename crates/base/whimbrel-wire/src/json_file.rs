@@ -1,4 +1,4 @@
-//! JSON files of the daemon: one object each, replaced as a whole, with a checksum of its text.
+//! JSON files of a host: one object each, replaced as a whole, with a checksum of its text.
 //!
 //! The last member, `check`, is the digest of the text without it. So a changed byte is found that is JSON
 //! all the same: a digit of an image's root, a letter of a host's name. Files of earlier versions, and those

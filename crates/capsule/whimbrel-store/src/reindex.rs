@@ -79,6 +79,8 @@ impl Store {
         let damaged = inner.objects.indexes.damaged();
         let covered = inner.objects.indexes.packs_without(&damaged);
         let has_lost_indexes = !damaged.is_empty() || inner.objects.indexes.has_ignored();
+        // Only what an index names is condemned. A list that cannot be read costs copies.
+        let condemned = Condemned::read(&*inner.files).unwrap_or_default().ids();
         let keys = inner.objects.pack_keys.is_some();
         let orphan = |id: &PackId| {
             (keys || !id.is_sealed()) && !covered.contains(id) && !sessions.ids.contains(&id.lease)
@@ -104,8 +106,9 @@ impl Store {
                 )?;
             } else {
                 // The writer was killed before its sync, and capsules may be built on what is found here.
+                let had_index = has_lost_indexes || condemned.contains(&pack);
                 if !is_back(Loss::OrphanNotSynced) {
-                    inner.latching(self.make_durable(pack, &content, has_lost_indexes))?;
+                    inner.latching(self.make_durable(pack, &content, had_index))?;
                 }
                 packs.push((pack, content.len() as u32));
             }
