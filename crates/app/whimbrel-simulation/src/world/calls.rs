@@ -41,7 +41,10 @@ pub(crate) fn enter_disk(
 ) -> Result<(), Errno> {
     enter(call, detail ^ (host as u64) << 56);
     let fate = with(|world| {
-        let fate = world.faults.fate(kind, cost);
+        let mut fate = world.faults.fate(kind, cost);
+        if kind == DiskCall::Sync && world.processes.fails_sync(world.process(me())) {
+            fate.error = Some(libc::EIO);
+        }
         if let Some(error) = fate.error {
             world.log(&format!("{call} fails with error {error}"));
         }

@@ -16,8 +16,16 @@ struct Process {
     has_ended: bool,
     /// Calls after which it is killed, and whether its host loses power then.
     doom: Option<(u64, bool)>,
-    /// Whether it is killed after its next rename, and has made that.
-    doomed_after_rename: Option<bool>,
+    after_rename: Option<AfterRename>,
+}
+
+/// What strikes a process between the rename of a file and the sync of the folder.
+#[derive(Debug, Clone, Copy)]
+struct AfterRename {
+    /// Renames that it makes before, this one included.
+    renames: u64,
+    /// None if it is killed; else the sync fails, and it is killed so many calls later.
+    failed_sync: Option<u64>,
 }
 
 #[derive(Debug, Default)]
@@ -43,14 +51,26 @@ impl Processes {
     /// Counts a call of a process. Whether it is killed at it, and its host without power.
     pub(crate) fn count_call(&mut self, id: ProcessId, call: &str) -> Option<bool> {
         let process = self.all.get_mut(&id)?;
-        if process.doomed_after_rename == Some(true) {
-            return Some(false);
+        if let Some(strike) = &mut process.after_rename {
+            if strike.renames == 0 && strike.failed_sync.is_none() {
+                return Some(false);
+            }
+            strike.renames = strike.renames.saturating_sub(u64::from(call == "rename"));
         }
-        process.doomed_after_rename.iter_mut().for_each(|is_renamed| *is_renamed = call == "rename");
         let (left, power) = process.doom.as_mut()?;
         *left = left.checked_sub(1)?;
         let is_over = *left == 0;
         is_over.then_some(*power)
+    }
+
+    /// Whether the sync that a process begins fails because of the rename before.
+    pub(crate) fn fails_sync(&mut self, id: ProcessId) -> bool {
+        let Some(process) = self.all.get_mut(&id) else { return false };
+        let Some(AfterRename { renames: 0, failed_sync: Some(calls) }) = process.after_rename else {
+            return false;
+        };
+        (process.after_rename, process.doom) = (None, Some((calls.max(1), false)));
+        true
     }
 }
 
@@ -66,7 +86,7 @@ pub(crate) fn start(host: HostId, name: &str, body: impl FnOnce() + Send + 'stat
     let id = with(|world| {
         let id = world.processes.all.len() as ProcessId + 1;
         let process =
-            Process { host, name: name.to_owned(), has_ended: false, doom: None, doomed_after_rename: None };
+            Process { host, name: name.to_owned(), has_ended: false, doom: None, after_rename: None };
         world.processes.all.insert(id, process);
         world.processes.starting = Some(id);
         id
@@ -89,9 +109,19 @@ impl Running {
 
     /// Lets it be killed when it has renamed a file and not made the new name durable yet.
     pub(crate) fn doom_after_rename(self) {
+        self.strike_after(AfterRename { renames: 1, failed_sync: None });
+    }
+
+    /// Lets it rename so many files, then fails the sync that makes the last name durable, and kills it
+    /// `calls` calls later.
+    pub(crate) fn fail_sync_of_rename(self, renames: u64, calls: u64) {
+        self.strike_after(AfterRename { renames, failed_sync: Some(calls) });
+    }
+
+    fn strike_after(self, strike: AfterRename) {
         with(|world| {
             let process = world.processes.all.get_mut(&self.id).expect("a process that was started");
-            process.doomed_after_rename = Some(false);
+            process.after_rename = Some(strike);
         });
     }
 
@@ -99,7 +129,7 @@ impl Running {
     pub(crate) fn spare(self) {
         with(|world| {
             world.processes.all.get_mut(&self.id).into_iter().for_each(|process| {
-                (process.doom, process.doomed_after_rename) = (None, None);
+                (process.doom, process.after_rename) = (None, None);
             });
         });
     }

@@ -159,7 +159,7 @@ pub(crate) fn run() {
 /// Something happens to one of the hosts, or to the way between them.
 fn trouble(guests: &World, daemons: &mut [Running; 2]) {
     let host = draw(2) as usize;
-    match draw(7) {
+    match draw(8) {
         0 => daemons[host].doom(draw(60), false),
         1 => daemons[host].kill(),
         2 => lose_power(guests, host),
@@ -183,6 +183,11 @@ fn trouble(guests: &World, daemons: &mut [Running; 2]) {
             restart(guests, daemons, host);
             thread::sleep(Duration::from_millis(draw(1_000)));
             lose_power(guests, host);
+        }
+        6 => {
+            // A record is on the disk and counts as failed; the next daemon finds it.
+            daemons[host].fail_sync_of_rename(1 + draw(3), 1 + draw(30));
+            thread::sleep(Duration::from_millis(draw(6_000)));
         }
         _ => {}
     }
