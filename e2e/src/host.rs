@@ -12,6 +12,7 @@ use serde_json::Value;
 use std::{
     ffi::OsStr,
     fs,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
     time::{Duration, Instant},
@@ -240,6 +241,16 @@ impl HostProcess {
             let unshare = Id::Pid(Pid::from_raw(self.init.id().cast_signed()));
             // An error means that it is gone already. It is left to be reaped by its owner.
             let _ = waitid(unshare, WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT);
+            self.remove_control_groups();
+        }
+    }
+
+    /// Removes the groups of machines whose processes have just ended, and which no daemon comes back for.
+    fn remove_control_groups(&self) {
+        for slot in fs::read_dir(self.run_dir.join("slots")).into_iter().flatten().flatten() {
+            let group = fs::metadata(slot.path().join("qemu")).ok().and_then(|dir| control_group(dir.gid()));
+            // Not every host has them, and an end that is on its way keeps it for a moment: then it stays.
+            group.into_iter().for_each(|group| drop(fs::remove_dir(group)));
         }
     }
 
@@ -440,6 +451,12 @@ impl Drop for HostProcess {
 fn children(parent: u32) -> Vec<Pid> {
     let list = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap_or_default();
     list.split_whitespace().filter_map(|pid| pid.parse().ok()).map(Pid::from_raw).collect()
+}
+
+/// Control group of the machine whose QEMU has this user, if there is one.
+pub fn control_group(user: u32) -> Option<PathBuf> {
+    let parents = ["/sys/fs/cgroup/whimbrel", "/sys/fs/cgroup/unified/whimbrel"];
+    parents.map(|parent| Path::new(parent).join(user.to_string())).into_iter().find(|group| group.is_dir())
 }
 
 /// The program under test: beside the test or demo program that asks.

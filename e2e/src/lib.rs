@@ -14,7 +14,7 @@ mod ssh;
 pub use cluster::Cluster;
 pub use console::{console, console_stream, wait_reborn};
 pub use guest::{DHCP, GUEST_ADDRESS, Guest};
-pub use host::{HostProcess, Refusal, WEB, binary as command_line};
+pub use host::{HostProcess, Refusal, WEB, binary as command_line, control_group};
 pub use kvm_lane::KvmLane;
 pub use ssh::Ssh;
 

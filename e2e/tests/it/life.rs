@@ -10,9 +10,12 @@ use std::{
     },
     path::Path,
     process::Command,
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
-use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess, PATIENCE, console, wait_reborn};
+use whimbrel_e2e::{
+    Cluster, GUEST_ADDRESS, Guest, HostProcess, PATIENCE, console, control_group, wait_reborn,
+};
 use whimbrel_testkit::guest::{CheckResult, assert_same_life};
 
 /// Below every group of a machine's QEMU (docs/security.md).
@@ -35,14 +38,18 @@ fn a_machine_stays_itself_through_checkpoint_suspend_resume_and_still_reboots() 
     drop(witness);
     assert_closed_to_other_users(alpha);
     assert_confined(alpha);
+    let user = qemu_user(alpha, "web");
+    assert_in_group(user);
 
     let suspended = alpha.json(&["suspend", "web"]);
     assert_eq!(suspended["kind"], "suspend", "{suspended}");
+    assert_eq!(control_group(user), None, "the group of a QEMU that has ended");
     assert_eq!(alpha.machines(), [("web".to_owned(), "suspended".to_owned())]);
     let log = alpha.data().join("machines/web/console.log");
     let logged = fs::metadata(&log).expect("a console log").len();
     alpha.run(&["resume", "web"]);
     assert_confined(alpha);
+    assert_in_group(qemu_user(alpha, "web"));
     let mut witness = cluster.witness(GUEST_ADDRESS);
     let resumed = witness.check().expect("a life that goes on");
     assert_same_life(&after_checkpoint, &resumed);
@@ -121,6 +128,32 @@ fn assert_confined(host: &HostProcess) {
     host.exec("sh", &["-c", &format!("test $(wc -l < /proc/{pid}/net/route) -le 1")]);
     let place = fs::metadata(host.slot("web").join("qemu")).expect("its directory");
     assert_eq!((place.uid(), place.mode() & 0o777), (0, 0o710));
+}
+
+/// QEMU and the process that waits for its machine are in the group of the machine, which limits them as far
+/// as this kernel can, and counts what they use.
+fn assert_in_group(user: u32) {
+    if !["cgroup.procs", "unified/cgroup.procs"]
+        .iter()
+        .any(|file| Path::new("/sys/fs/cgroup").join(file).exists())
+    {
+        return eprintln!("this host has no cgroup v2");
+    }
+    let group = control_group(user).expect("a group of the machine");
+    let deadline = Instant::now() + PATIENCE;
+    let members = || fs::read_to_string(group.join("cgroup.procs")).expect("the members of the group");
+    while members().lines().count() < 2 {
+        assert!(Instant::now() < deadline, "the processes of the machine: {:?}", members());
+        thread::sleep(Duration::from_millis(20));
+    }
+    let usage = fs::read_to_string(group.join("cpu.stat")).expect("the processor time of the group");
+    assert!(!usage.starts_with("usage_usec 0\n"), "{usage}");
+    let controllers = fs::read_to_string(group.join("cgroup.controllers")).expect("controllers");
+    for (controller, file) in [("memory", "memory.max"), ("pids", "pids.max")] {
+        if controllers.split_whitespace().any(|name| name == controller) {
+            assert_ne!(fs::read_to_string(group.join(file)).expect("a limit").trim(), "max", "{file}");
+        }
+    }
 }
 
 /// The user of a machine's QEMU, which has a group of the same number.

@@ -7,7 +7,9 @@
 //! Nothing given up here can be had back: the bounding set is empty and `no_new_privs` is set, so that no
 //! program with more rights can be executed.
 
-use crate::{file_access::FileAccess, launch::TapDevices, machine_user::MachineUser};
+use crate::{
+    control_group::ControlGroup, file_access::FileAccess, launch::TapDevices, machine_user::MachineUser,
+};
 use rustix::{
     fd::{AsFd, OwnedFd},
     fs::{Gid, Uid},
@@ -50,6 +52,8 @@ pub(crate) struct OwnUser {
     groups: Vec<Gid>,
     dir: OwnedFd,
     limits: Vec<(Resource, u64)>,
+    /// Entrance of the control group that it joins, if there is one.
+    group: Option<OwnedFd>,
 }
 
 impl OwnUser {
@@ -60,7 +64,11 @@ impl OwnUser {
         // take the memory that was promised to other machines.
         let limits =
             vec![(Resource::Nproc, MACHINE_THREADS), (Resource::Fsize, memory.max(MACHINE_FILE_LENGTH))];
-        Self { user: user.number(), groups, dir, limits }
+        let enter = |group: ControlGroup| {
+            group.entrance().inspect_err(|error| tracing::warn!(%error, "cannot open a control group")).ok()
+        };
+        let group = ControlGroup::of(user).and_then(enter);
+        Self { user: user.number(), groups, dir, limits, group }
     }
 }
 
@@ -75,7 +83,7 @@ impl Confinement {
 
     /// For a tool that runs as `user` in the directory `dir`, both of its own.
     pub(crate) fn of_tool(user: u32, dir: OwnedFd, limits: Vec<(Resource, u64)>) -> Self {
-        let own = OwnUser { user, groups: Vec::new(), dir, limits: Vec::new() };
+        let own = OwnUser { user, groups: Vec::new(), dir, limits: Vec::new(), group: None };
         Self { limits, own: Some(own), files: None, inherited: Vec::new(), network: None, socket: None }
     }
 
@@ -116,7 +124,10 @@ impl Confinement {
             let limit = Some(most.min(*limit));
             rustix::process::setrlimit(*resource, Rlimit { current: limit, maximum: limit })?;
         }
-        if let Some(OwnUser { dir, .. }) = &self.own {
+        if let Some(OwnUser { dir, group, .. }) = &self.own {
+            if let Some(group) = group {
+                rustix::io::write(group, b"0")?;
+            }
             rustix::process::fchdir(dir.as_fd())?;
             let own = match &self.network {
                 Some(_) => UnshareFlags::NEWIPC,

@@ -234,5 +234,11 @@ fn start(slot: &Path) -> io::Result<Child> {
     // A signal for the terminal of the daemon is none for the machine.
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
     command.arg(VERB).arg(slot).current_dir("/");
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn()
+    let process = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn()?;
+    if let Some(group) = runtime_dir::control_group(slot)
+        && let Err(error) = group.add(process.id())
+    {
+        tracing::warn!(slot = %slot.display(), %error, "a machine process is not in the group of its machine");
+    }
+    Ok(process)
 }

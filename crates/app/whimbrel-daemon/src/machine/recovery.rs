@@ -307,7 +307,9 @@ impl Daemon {
         let cause = std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string);
         let said = slot.as_deref().map(runtime_dir::last_output).unwrap_or_default();
         let said = supervisor::last_line(&said).map(|line| format!("; its QEMU wrote last: {line}"));
-        let reason = format!("it was gone {when}: {cause}{}", said.unwrap_or_default());
+        let memory = slot.as_deref().and_then(supervisor::ended_for_memory);
+        let memory = memory.map(|memory| format!("; {memory}")).unwrap_or_default();
+        let reason = format!("it was gone {when}: {cause}{memory}{}", said.unwrap_or_default());
         let (phase, end) = match has_shut_down {
             true => (Phase::Stopped, End::Shutdown),
             false => (Phase::Crashed { reason }, End::Failure),

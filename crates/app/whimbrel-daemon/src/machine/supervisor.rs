@@ -4,8 +4,12 @@ use crate::{
     daemon::Daemon,
     machine::{entry::Machine, record::Phase, restart::End},
 };
-use std::sync::{Arc, Weak, mpsc::Receiver};
+use std::{
+    path::Path,
+    sync::{Arc, Weak, mpsc::Receiver},
+};
 use whimbrel_qemu::MachineEvent;
+use whimbrel_vm::runtime_dir;
 
 /// Handles the events of a machine on a thread of its own until its QEMU is gone.
 pub(crate) fn watch(host: &Arc<Daemon>, machine: &Arc<Machine>, events: Receiver<MachineEvent>) {
@@ -47,7 +51,7 @@ fn record_end(host: &Weak<Daemon>, machine: &Weak<Machine>, how: End) {
     let mut turn = machine.lock("cleanup");
     let Some(live) = turn.running.take() else { return };
     // The log goes with the machine's runtime directory.
-    let reason = reason(&live.qemu.process().last_output());
+    let reason = reason(&live.qemu.process().last_output(), ended_for_memory(live.runtime_path()));
     live.end();
     host.discard_missing_memory(&mut turn);
     if turn.record.phase != Phase::Here {
@@ -74,8 +78,16 @@ fn record_end(host: &Weak<Daemon>, machine: &Weak<Machine>, how: End) {
 }
 
 /// Why a machine has crashed whose QEMU ended, with the last line that it wrote.
-fn reason(output: &str) -> String {
-    last_line(output).map_or_else(|| "its QEMU ended".to_owned(), |line| format!("its QEMU ended: {line}"))
+fn reason(output: &str, for_memory: Option<&str>) -> String {
+    let ended = for_memory.unwrap_or("its QEMU ended");
+    last_line(output).map_or_else(|| ended.to_owned(), |line| format!("{ended}: {line}"))
+}
+
+/// Says of the machine of a runtime directory that the kernel has ended a process of it for its memory.
+pub(super) fn ended_for_memory(slot: &Path) -> Option<&'static str> {
+    let usage = runtime_dir::control_group(slot)?.usage().ok()?;
+    (usage.ended_for_memory > 0)
+        .then_some("the kernel ended its QEMU, which had used up the memory of its control group")
 }
 
 /// Last line that a QEMU wrote, apart from warnings, which it lives on with.
@@ -90,11 +102,12 @@ mod tests {
 
     #[test]
     fn a_crash_is_told_with_the_last_line_that_qemu_wrote() {
-        assert_eq!(reason(""), "its QEMU ended");
-        assert_eq!(reason("qemu: warning: no such feature\n"), "its QEMU ended");
+        assert_eq!(reason("", None), "its QEMU ended");
+        assert_eq!(reason("qemu: warning: no such feature\n", None), "its QEMU ended");
         assert_eq!(
-            reason("qemu: warning: old\nqemu: KVM internal error\n\n"),
+            reason("qemu: warning: old\nqemu: KVM internal error\n\n", None),
             "its QEMU ended: qemu: KVM internal error"
         );
+        assert_eq!(reason("qemu: hello\n", Some("it took too much")), "it took too much: qemu: hello");
     }
 }

@@ -24,7 +24,9 @@ use std::{
 };
 use whimbrel_block::{BeforeSet, SwappableDevice};
 use whimbrel_core::{ByteSize, DiskConfig, MachineConfig};
-use whimbrel_qemu::{MachineUser, ProcessError, ProcessIdentity, QemuProcess, Sharing, Tpm};
+use whimbrel_qemu::{
+    ControlGroup, GroupLimits, MachineUser, ProcessError, ProcessIdentity, QemuProcess, Sharing, Tpm,
+};
 
 /// Directory of the QEMU's user, with its sockets. All else is closed to it.
 const QEMU_DIR: &str = "qemu";
@@ -126,8 +128,12 @@ impl RuntimeDir {
             .and_then(|()| user.make_dir(&dir.join(QEMU_DIR)))
             .and_then(|()| config.tpm.map_or(Ok(()), |_| user.make_dir(&dir.join(TPM))))
             .map_err(|source| RunningError::io("create", &dir, source));
-        made.and_then(|()| Self::serve(id, &dir, (config, memory), BeforeSet::Zeros))
-            .inspect_err(|_| drop(fs::remove_dir_all(&dir)))
+        let limits = GroupLimits { memory: config.memory.0, cpus: config.cpus };
+        made.and_then(|()| {
+            ControlGroup::create(user, limits);
+            Self::serve(id, &dir, (config, memory), BeforeSet::Zeros)
+        })
+        .inspect_err(|_| drop(remove_slot(&dir)))
     }
 
     /// Opens the runtime directory of a live QEMU, whose disks wait until they are set.
@@ -299,7 +305,7 @@ impl RuntimeDir {
         end_recorded(&self.dir, TPM_PROCESS);
         self.disks.iter().for_each(|disk| drop(disk.device().close()));
         drop(self.disks);
-        if let Err(error) = fs::remove_dir_all(&self.dir) {
+        if let Err(error) = remove_slot(&self.dir) {
             tracing::warn!(slot = self.id, %error, "could not remove a runtime directory");
         }
     }
@@ -343,11 +349,24 @@ pub fn sweep(runtime_dirs: &Path, is_owned: impl Fn(&str) -> bool) -> Result<(),
         if !is_owned(&entry.file_name().to_string_lossy()) {
             let path = entry.path();
             end(&path);
-            let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+            let removed = if path.is_dir() { remove_slot(&path) } else { fs::remove_file(&path) };
             removed.map_err(|source| RunningError::io("remove", &path, source))?;
         }
     }
     Ok(())
+}
+
+/// Control group of the processes of a runtime directory, if they have one.
+pub fn control_group(slot: &Path) -> Option<ControlGroup> {
+    MachineUser::of_dir(&qemu_dir(slot)).ok().flatten().and_then(ControlGroup::of)
+}
+
+/// Removes a runtime directory whose processes have ended, with their control group.
+fn remove_slot(slot: &Path) -> io::Result<()> {
+    // Named by the directory.
+    let group = control_group(slot);
+    group.into_iter().for_each(ControlGroup::remove);
+    fs::remove_dir_all(slot)
 }
 
 /// Last output of the QEMU of a runtime directory.
@@ -448,7 +467,7 @@ pub fn end_machine_processes(runtime_dirs: &Path) -> Result<(), RunningError> {
 /// Ends the QEMU of an unused runtime directory and removes the directory.
 pub fn clear(slot: &Path) {
     end(slot);
-    match fs::remove_dir_all(slot) {
+    match remove_slot(slot) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             tracing::warn!(slot = %slot.display(), %error, "could not remove a runtime directory");
         }

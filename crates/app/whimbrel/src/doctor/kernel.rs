@@ -92,6 +92,18 @@ pub(super) fn landlock() -> Check {
     }
 }
 
+pub(super) fn control_groups() -> Check {
+    let fix = "mount cgroup v2 with the controllers memory, pids and cpu: without them a QEMU that has been broken into \
+               can take all of the host";
+    match whimbrel_qemu::missing_limits() {
+        Ok(missing) if missing.is_empty() => Check::ok("cgroup", "limits machines"),
+        Ok(missing) => {
+            Check::bad("cgroup", CheckStatus::Warn, format!("no limit of {}", missing.join(", ")), fix)
+        }
+        Err(what) => Check::bad("cgroup", CheckStatus::Warn, what, fix),
+    }
+}
+
 /// Checks that a device can be opened which only some functions need.
 fn device(path: &'static str, fix: &str) -> Check {
     match fs::File::options().read(true).write(true).open(path) {

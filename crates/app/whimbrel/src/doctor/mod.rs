@@ -53,7 +53,7 @@ impl Check {
 
 /// Runs all checks, the basic ones first.
 pub(crate) fn checks(socket: Option<&Path>) -> Vec<Check> {
-    let mut checks = vec![kernel::root(), kernel::version(), kernel::landlock()];
+    let mut checks = vec![kernel::root(), kernel::version(), kernel::landlock(), kernel::control_groups()];
     checks.extend(memory::checks());
     checks.push(kernel::shared_memory());
     checks.extend(programs::qemu());
