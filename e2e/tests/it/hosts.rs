@@ -34,6 +34,15 @@ fn machines_of_all_hosts_are_listed_as_far_as_they_may_be_read() {
     assert_eq!(seen(alpha), whole);
 
     beta.run(&["trust", "set", "alpha", "--read", "db"]);
+    beta.run(&["checkpoint", "secret", "--tag", "kept"]);
+    for hidden in ["secret", "kept"] {
+        let refusal = beta.refuse(&["push", hidden, "alpha"]).text;
+        assert!(
+            refusal.contains(&format!("alpha may not read {hidden} here: `whimbrel trust set")),
+            "{refusal}"
+        );
+    }
+    beta.wait_state("secret", &["running"]);
     cluster.host_mut("gamma").kill_daemon();
     let alpha = cluster.host("alpha");
     assert_eq!(

@@ -3,7 +3,12 @@
 use super::pull::{PATIENCE, STATUS_INTERVAL, name_by_id, not_found, stop_if_cancelled, transfer_error};
 use crate::{
     capsule::checkpoint::CheckpointOptions,
-    core::{error::DaemonError, operations::ProgressReporter, refs},
+    core::{
+        error::DaemonError,
+        operations::ProgressReporter,
+        refs,
+        rights::{self, Access, Caller},
+    },
     daemon::Daemon,
     machine::record::Phase,
     server::peer_rpc::{GrantMachine, HandoffSubject, PrepareHandoff},
@@ -20,7 +25,7 @@ use whimbrel_api::{
 };
 use whimbrel_core::{CapsuleId, HostName, MachineName, RefName, error_chain};
 use whimbrel_transfer::{
-    LinkError, WireLink, call,
+    Access as _, LinkError, WireLink, call,
     protocol::{RemotePull, RemotePullReply, RemotePullRequest, RemotePullStatus},
 };
 use whimbrel_wire::Connection;
@@ -63,14 +68,20 @@ impl Daemon {
             let begun = Instant::now();
             let connection = host.peer_connection(&to)?;
             let mut given = None;
+            let readable = |machine, capsule| host.check_readable((machine, capsule), &to, &request.subject);
             let capsule = match (machine, capsule) {
                 (Some(machine), _) => {
+                    // A machine that was handed over to a host that cannot fetch it would be nowhere.
+                    readable(Some(machine.name()), None)?;
                     let capsule = host.suspend_for_handoff(&machine, &to, &request, reporter)?;
                     host.hand_off(&machine, &to, &connection, capsule)?;
                     given = Some(machine.name().clone());
                     capsule
                 }
-                (None, Some(capsule)) => capsule,
+                (None, Some(capsule)) => {
+                    readable(None, Some(capsule))?;
+                    capsule
+                }
                 (None, None) => return Err(not_found(&request.subject)),
             };
             let names = match &tag {
@@ -83,6 +94,27 @@ impl Daemon {
             let report = TransferReport { capsule, host, wire_bytes, pages, whole: true, total_ms };
             Ok(OperationResult::Push { report, machine: given })
         }))
+    }
+
+    /// Refuses to push what the other host may not read here, before anything is done for it.
+    fn check_readable(
+        &self,
+        (machine, capsule): (Option<&MachineName>, Option<CapsuleId>),
+        to: &HostName,
+        subject: &CapsuleRef,
+    ) -> Result<(), DaemonError> {
+        // A host that left the list meanwhile is refused by name when it is asked.
+        let Ok(Some(entry)) = self.trust.named(to) else { return Ok(()) };
+        let caller = Caller::Peer(entry);
+        let may_read = |name: &MachineName| rights::may_use(&caller, Access::Read, &refs::machine_ref(name));
+        if machine.is_some_and(may_read)
+            || capsule.is_some_and(|capsule| self.capsule_access(&caller).allowed(&capsule))
+        {
+            return Ok(());
+        }
+        Err(DaemonError::invalid(format!(
+            "{to} may not read {subject} here: `whimbrel trust set {to} --read PATTERN` changes that"
+        )))
     }
 
     fn names_to_send(
