@@ -11,6 +11,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+use whimbrel_qemu::ControlGroup;
 use whimbrel_testkit::{
     guest::{GuestFiles, GuestOptions, TestAgent},
     lab::{self, Namespace},
@@ -73,6 +74,8 @@ pub(crate) struct Waiting(Process);
 pub(crate) struct Lab {
     process: Process,
     qemu: OwnedFd,
+    /// The control group of the machine, if this host has any.
+    group: Option<ControlGroup>,
     network: Namespace,
     /// Files of the machine, its memory among them.
     dir: tempfile::TempDir,
@@ -112,10 +115,11 @@ impl Lab {
             &DISK_MIB.to_string(),
         ];
         let process = Process::start(&network, &args);
-        let pid = process.hear("QEMU").parse().unwrap();
+        let pid: i32 = process.hear("QEMU").parse().unwrap();
         let qemu = pidfd_open(Pid::from_raw(pid).unwrap(), PidfdFlags::empty()).unwrap();
+        let group = ControlGroup::of_process(pid.cast_unsigned());
         process.hear("LISTENS");
-        let lab = Self { process, qemu, network, dir };
+        let lab = Self { process, qemu, group, network, dir };
         let agent = lab.agent();
         (lab, agent)
     }
@@ -209,5 +213,6 @@ impl Drop for Lab {
     fn drop(&mut self) {
         // Fails only if it has ended.
         let _ = pidfd_send_signal(&self.qemu, Signal::KILL);
+        self.group.take().into_iter().for_each(ControlGroup::remove);
     }
 }
