@@ -35,8 +35,8 @@ fn machines_of_all_hosts_are_listed_as_far_as_they_may_be_read() {
 
     beta.run(&["trust", "set", "alpha", "--read", "db"]);
     beta.run(&["checkpoint", "secret", "--tag", "kept"]);
-    for hidden in ["secret", "kept"] {
-        let refusal = beta.refuse(&["push", hidden, "alpha"]).text;
+    for (hidden, how) in [("secret", &[][..]), ("kept", &[]), ("secret", &["--follow"])] {
+        let refusal = beta.refuse(&[&["push", hidden, "alpha"], how].concat()).text;
         assert!(
             refusal.contains(&format!("alpha may not read {hidden} here: `whimbrel trust set")),
             "{refusal}"

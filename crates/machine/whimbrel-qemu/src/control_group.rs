@@ -52,7 +52,7 @@ pub struct GroupLimits {
 
 impl GroupLimits {
     /// Files of a group, and what to write to them.
-    fn files(self) -> [(&'static str, String); 3] {
+    fn files(self) -> [(&'static str, String); 4] {
         // A guest's memory counts twice at most: while pages of it are copied to be sent.
         let memory = self.memory.saturating_mul(2).saturating_add(MEMORY_BESIDE);
         let time = (u64::from(self.cpus) + PROCESSORS_BESIDE) * PERIOD;
@@ -60,17 +60,9 @@ impl GroupLimits {
             ("memory.max", memory.to_string()),
             ("pids.max", PROCESSES.to_string()),
             ("cpu.max", format!("{time} {PERIOD}")),
+            ("memory.swap.max", memory.to_string()),
         ]
     }
-}
-
-/// What the processes of a group have used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct GroupUsage {
-    /// Processor time, also of processes that have ended.
-    pub cpu: Duration,
-    /// Processes that the kernel has ended because the group had no more memory.
-    pub ended_for_memory: u64,
 }
 
 /// Control group of one machine.
@@ -130,18 +122,22 @@ impl ControlGroup {
         Ok(rustix::fs::open(self.dir.join("cgroup.procs"), flags, Mode::empty())?)
     }
 
-    /// What its processes have used since it was made.
-    pub fn usage(&self) -> io::Result<GroupUsage> {
-        let cpu = fs::read_to_string(self.dir.join("cpu.stat"))?;
-        // Without its controller memory ends no process here.
-        let events = fs::read_to_string(self.dir.join("memory.events")).unwrap_or_default();
-        Ok(GroupUsage {
-            cpu: Duration::from_micros(value(&cpu, "usage_usec").unwrap_or_default()),
-            ended_for_memory: value(&events, "oom_kill").unwrap_or_default(),
-        })
+    /// Processor time of its processes since it was made, also of those that have ended.
+    pub fn cpu_time(&self) -> Option<Duration> {
+        self.value("cpu.stat", "usage_usec").map(Duration::from_micros)
     }
 
-    /// Ends what is left in the group, and removes it.
+    /// Whether the kernel has ended a process because the group had no more memory.
+    pub fn ended_for_memory(&self) -> bool {
+        // Without the controller of memory there is no such file, and no such end.
+        self.value("memory.events", "oom_kill") > Some(0)
+    }
+
+    fn value(&self, file: &str, name: &str) -> Option<u64> {
+        value(&fs::read_to_string(self.dir.join(file)).ok()?, name)
+    }
+
+    /// Ends what is left in the group, and removes it. A process in the group must not do that.
     pub fn remove(self) {
         let deadline = Instant::now() + END;
         while let Err(error) = fs::remove_dir(&self.dir) {
@@ -278,7 +274,7 @@ mod tests {
         let Some((own, group)) = OwnGroup::new(1) else { return eprintln!("this host has no cgroup v2") };
         let mut shell = own.shell("while :; do :; done & sleep 60").spawn().unwrap();
         let deadline = Instant::now() + Duration::from_secs(20);
-        while group.usage().unwrap().cpu < Duration::from_millis(50) {
+        while group.cpu_time().unwrap() < Duration::from_millis(50) {
             assert!(Instant::now() < deadline, "no processor time is counted");
             thread::sleep(RETRY);
         }
@@ -303,14 +299,14 @@ mod tests {
         }
         write(&group.dir.join("pids.max"), "20").unwrap();
         let bomb = own.shell("for n in $(seq 100); do sleep 3 & done; wait").output().unwrap();
-        let refused = fs::read_to_string(group.dir.join("pids.events")).unwrap();
-        assert!(value(&refused, "max") > Some(0), "a hundred processes were started: {refused} {bomb:?}");
+        assert!(group.value("pids.events", "max") > Some(0), "a hundred processes were started: {bomb:?}");
+        assert!(!group.ended_for_memory());
         write(&group.dir.join("pids.max"), "max").unwrap();
         write(&group.dir.join("memory.max"), &(48 << 20).to_string()).unwrap();
         // A last line without an end is kept whole.
         let hog = own.shell("head -c 300000000 /dev/zero | tail -n 1 | wc -c").output().unwrap();
         assert_ne!(String::from_utf8_lossy(&hog.stdout).trim(), "300000000");
-        assert!(group.usage().unwrap().ended_for_memory > 0);
+        assert!(group.ended_for_memory());
     }
 
     #[test]

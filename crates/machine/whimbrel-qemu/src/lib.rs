@@ -27,7 +27,7 @@ mod state;
 mod tpm;
 
 pub use console::{Console, ConsoleState, Ended, HeldOutputState, Subscription};
-pub use control_group::{ControlGroup, GroupLimits, GroupUsage, missing_limits};
+pub use control_group::{ControlGroup, GroupLimits, missing_limits};
 pub use cpu_features::{common_cpu_features, cpu_model_of};
 pub use file_access::restricts_files;
 pub use firmware::{NoFirmware, UefiFiles, uefi_files};

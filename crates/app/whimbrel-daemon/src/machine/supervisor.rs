@@ -83,11 +83,11 @@ fn reason(output: &str, for_memory: Option<&str>) -> String {
     last_line(output).map_or_else(|| ended.to_owned(), |line| format!("{ended}: {line}"))
 }
 
-/// Says of the machine of a runtime directory that the kernel has ended a process of it for its memory.
+/// Says of the machine of a runtime directory that the kernel has ended a process of it for its memory: QEMU,
+/// most likely, which has the most.
 pub(super) fn ended_for_memory(slot: &Path) -> Option<&'static str> {
-    let usage = runtime_dir::control_group(slot)?.usage().ok()?;
-    (usage.ended_for_memory > 0)
-        .then_some("the kernel ended its QEMU, which had used up the memory of its control group")
+    let is_so = runtime_dir::control_group(slot)?.ended_for_memory();
+    is_so.then_some("its QEMU ended, and the kernel had ended a process of its control group for its memory")
 }
 
 /// Last line that a QEMU wrote, apart from warnings, which it lives on with.

@@ -22,12 +22,12 @@ impl Machine {
         let processes = || [Some(qemu), own].into_iter().flatten();
         let of_processes = || processes().map(|of| (1000.0 * of.cpu_seconds) as u64).sum();
         // A group counts its TPM too, and what ended processes have used.
-        let group = info.pid.and_then(ControlGroup::of_process).and_then(|group| group.usage().ok());
+        let of_group = info.pid.and_then(ControlGroup::of_process).and_then(|group| group.cpu_time());
         let traffic = self.traffic().read();
         Some(MachineUsage {
             name: info.name,
             at_ms: now_ms(),
-            cpu_ms: group.map_or_else(of_processes, |group| group.cpu.as_millis() as u64),
+            cpu_ms: of_group.map_or_else(of_processes, |time| time.as_millis() as u64),
             resident: ByteSize(processes().map(|of| of.resident_bytes).sum()),
             received: traffic.ports.iter().map(|port| port.inbound_bytes).sum(),
             sent: traffic.ports.iter().map(|port| port.outbound_bytes).sum(),

@@ -16,6 +16,7 @@ use crate::{
 };
 use bytes::Bytes;
 use std::{
+    fmt::Display,
     sync::{Arc, mpsc},
     thread,
     time::Instant,
@@ -68,18 +69,19 @@ impl Daemon {
             let begun = Instant::now();
             let connection = host.peer_connection(&to)?;
             let mut given = None;
-            let readable = |machine, capsule| host.check_readable((machine, capsule), &to, &request.subject);
             let capsule = match (machine, capsule) {
                 (Some(machine), _) => {
                     // A machine that was handed over to a host that cannot fetch it would be nowhere.
-                    readable(Some(machine.name()), None)?;
+                    host.check_machine_readable(machine.name(), &to)?;
                     let capsule = host.suspend_for_handoff(&machine, &to, &request, reporter)?;
                     host.hand_off(&machine, &to, &connection, capsule)?;
                     given = Some(machine.name().clone());
                     capsule
                 }
                 (None, Some(capsule)) => {
-                    readable(None, Some(capsule))?;
+                    host.check_readable(&request.subject, &to, |caller| {
+                        host.capsule_access(caller).allowed(&capsule)
+                    })?;
                     capsule
                 }
                 (None, None) => return Err(not_found(&request.subject)),
@@ -96,25 +98,30 @@ impl Daemon {
         }))
     }
 
+    /// Refuses a machine whose capsules the other host may not read here.
+    pub(crate) fn check_machine_readable(
+        &self,
+        name: &MachineName,
+        to: &HostName,
+    ) -> Result<(), DaemonError> {
+        let newest = refs::machine_ref(name);
+        self.check_readable(name, to, |caller| rights::may_use(caller, Access::Read, &newest))
+    }
+
     /// Refuses to push what the other host may not read here, before anything is done for it.
     fn check_readable(
         &self,
-        (machine, capsule): (Option<&MachineName>, Option<CapsuleId>),
+        what: &dyn Display,
         to: &HostName,
-        subject: &CapsuleRef,
+        may_read: impl FnOnce(&Caller) -> bool,
     ) -> Result<(), DaemonError> {
-        // A host that left the list meanwhile is refused by name when it is asked.
-        let Ok(Some(entry)) = self.trust.named(to) else { return Ok(()) };
-        let caller = Caller::Peer(entry);
-        let may_read = |name: &MachineName| rights::may_use(&caller, Access::Read, &refs::machine_ref(name));
-        if machine.is_some_and(may_read)
-            || capsule.is_some_and(|capsule| self.capsule_access(&caller).allowed(&capsule))
-        {
-            return Ok(());
+        let caller = self.trust.named(to).ok().flatten().map_or(Caller::Stranger, Caller::Peer);
+        match may_read(&caller) {
+            true => Ok(()),
+            false => Err(DaemonError::invalid(format!(
+                "{to} may not read {what} here: `whimbrel trust set {to} --read PATTERN` changes that"
+            ))),
         }
-        Err(DaemonError::invalid(format!(
-            "{to} may not read {subject} here: `whimbrel trust set {to} --read PATTERN` changes that"
-        )))
     }
 
     fn names_to_send(

@@ -181,6 +181,7 @@ impl Daemon {
         let name = name.ok_or_else(|| DaemonError::invalid("uploads are for machines of this host only"))?;
         if let Some(UploadTarget::Host(to)) = &to {
             self.route(to)?;
+            self.check_machine_readable(&name, to)?;
         }
         let (host, subject, followed) = (self.clone(), name.to_string(), name.clone());
         Ok(self.operations().start(OperationKind::Push, subject, move |_| {

@@ -22,7 +22,7 @@ struct Process {
 /// What strikes a process between the rename of a file and the sync of the folder.
 #[derive(Debug, Clone, Copy)]
 struct AfterRename {
-    /// Renames that it makes before, this one included.
+    /// Renames that are left until it strikes.
     renames: u64,
     /// None if it is killed; else the sync fails, and it is killed so many calls later.
     failed_sync: Option<u64>,
