@@ -7,6 +7,7 @@
 //! written. `cargo xtask fuzz` calls the functions by libFuzzer, guided by what they reach; `tests/seeded.rs`
 //! calls them with mutations of [`TARGETS`]' seeds on every test run.
 
+mod container;
 mod device;
 mod disk;
 mod hash_cache;
@@ -19,6 +20,7 @@ mod protect;
 mod seeds;
 mod session;
 
+pub use container::{container_layer, container_manifest};
 pub use device::{disk_image, guest_frame, guest_packet};
 pub use disk::disk_layout;
 pub use hash_cache::{accepts_hash_cache_seed, hash_cache};
@@ -56,6 +58,8 @@ pub struct Target {
 
 /// Every target.
 pub const TARGETS: &[Target] = &[
+    Target { name: "container_layer", run: container_layer, seeds: container::layers },
+    Target { name: "container_manifest", run: container_manifest, seeds: container::manifests },
     Target { name: "cuts", run: cuts, seeds: seeds::cuts },
     Target { name: "disk_image", run: disk_image, seeds: device::disk_images },
     Target { name: "disk_layout", run: disk_layout, seeds: seeds::disks },

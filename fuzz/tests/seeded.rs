@@ -4,9 +4,14 @@ use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 use whimbrel_fuzz::TARGETS;
 
-/// Mutations of each seed. A session with a server costs a thread and a socket, so it gets fewer.
+/// Mutations of each seed; fewer where each costs a thread and a socket.
 fn rounds(name: &str) -> usize {
-    if name == "nbd_session" { 200 } else { 4000 }
+    match name {
+        "nbd_session" => 200,
+        // Each makes files.
+        "container_layer" => 1000,
+        _ => 4000,
+    }
 }
 
 /// One to four small changes of the kinds that break parsers.

@@ -10,6 +10,7 @@ mod bucket;
 mod capsules;
 mod clients;
 mod clones;
+mod containers;
 mod cpu;
 mod devices;
 mod display;

@@ -15,6 +15,7 @@
 
 use crate::{
     bucket::S3,
+    containers,
     images::{Server, sources},
 };
 use std::{
@@ -144,12 +145,15 @@ pub(crate) fn follow(page: &str, hosts: Hosts<'_>) {
     let image = PublishedImage::small().expect("an image of the small guest");
     server.publish("debian", &image);
     let files = format!("user = \"me\"\nfiles = {{ \"12\" = {:?} }}", image.file);
-    let settings = sources(&cluster, &[("debian", "folder", &files)]);
+    let mut settings = sources(&cluster, &[("debian", "folder", &files)]);
     let homes = tempfile::tempdir().expect("a directory");
     disks(&image, homes.path());
     cluster.hosts.iter().for_each(|host| settle(host, &cluster, homes.path()));
     let blocks = blocks(page);
     let has = |word: &str| blocks.iter().any(|block| block.text.contains(word));
+    if has("image import app.tar") {
+        settings = containers::kernel_settings() + &settings;
+    }
     let _ssh = has("ssh ").then(|| Ssh::everywhere(&cluster));
     let _store = has("//store:").then(|| S3::start(&cluster));
     match hosts {

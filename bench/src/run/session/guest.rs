@@ -26,7 +26,7 @@ use whimbrel_core::Accel;
 use whimbrel_qemu::{best_accel, probe};
 use whimbrel_session::client::{Control, ControlRequest, send_request};
 use whimbrel_testkit::{
-    guest::{GuestFiles, cpio::Archive, image},
+    guest::{Archive, GuestFiles, image},
     lab::Namespace,
 };
 

@@ -14,6 +14,8 @@ pub const IMAGE_LABEL: &str = "image";
 pub const USER_LABEL: &str = "image-user";
 /// Label with the checksum of the file that an image was made of.
 pub const CHECKSUM_LABEL: &str = "image-checksum";
+/// Label with the program of a container image and its arguments.
+pub const PROGRAM_LABEL: &str = "image-program";
 
 /// Name of an image, like `debian/12`: parts of letters, digits, `-`, `_` and `.`, with `/` between them.
 ///

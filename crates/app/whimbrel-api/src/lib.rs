@@ -57,7 +57,8 @@ pub use host::{
     CpuBaseline, CpuBaselineRequest, CpuHost, HostInfo, HostMachines, HostMemory, StoreUsage, TrustEntry,
 };
 pub use image::{
-    CHECKSUM_LABEL, IMAGE_LABEL, ImageName, ImageOffer, ImageOffers, ImagePullRequest, USER_LABEL,
+    CHECKSUM_LABEL, IMAGE_LABEL, ImageName, ImageOffer, ImageOffers, ImagePullRequest, PROGRAM_LABEL,
+    USER_LABEL,
 };
 pub use lineage::{
     DeriveRequest, DiskRebase, GraphNode, MachineOnCapsule, OutdatedChild, OutdatedReport, PreviousCapsule,

@@ -30,7 +30,7 @@ pub use crate::core::error::DaemonError;
 pub use crate::core::master_key::KeySource;
 pub use crate::core::rights::{Access, Action, Caller, Forbidden, Object, may};
 pub use examine::{DataFinding, examine};
-pub use image::{ImageSource, ImageSourceKind};
+pub use image::{ContainerSettings, ImageSource, ImageSourceKind};
 pub use lifecycle::{DaemonOptions, run};
 pub use machine::machine_process::hold_machine;
 pub use server::metrics::all as metrics;

@@ -3,7 +3,7 @@
 use crate::{
     core::{directories::Directories, error::DaemonError, master_key::KeySource},
     daemon::Daemon,
-    image::{ImageSource, ImageSources},
+    image::{ContainerSettings, ImageSource, ImageSources},
     server::{
         access::Access,
         listen::{self, Api},
@@ -55,6 +55,8 @@ pub struct DaemonOptions {
     pub pools: Vec<String>,
     /// Sources of images.
     pub image_sources: Vec<ImageSource>,
+    /// What machines of container images get beside their files.
+    pub containers: ContainerSettings,
     /// Address of the HTTP API for users elsewhere, with tokens, over TLS.
     pub api_listen: Option<SocketAddr>,
     /// Another address of the API and its web page. Without TLS on loopback, else with it.
@@ -83,7 +85,7 @@ pub fn run(options: DaemonOptions) -> Result<(), DaemonError> {
         .enable_all()
         .build()
         .map_err(|source| DaemonError::io("start threads for", &options.data, source))?;
-    let images = ImageSources::new(options.image_sources.clone())?;
+    let images = ImageSources::new(options.image_sources.clone(), options.containers.clone())?;
     let (name, unfiltered) = (options.name.clone(), options.unfiltered.clone());
     let key = options.encryption.as_ref().map(|source| source.read(&options.data)).transpose()?;
     if key.is_some() && Store::is_plain(&layout.store()) {

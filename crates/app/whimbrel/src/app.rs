@@ -35,6 +35,7 @@ fn dispatch(cli: Cli) -> Result<(), CliError> {
     match cli.command {
         Command::Host(args) => args.run(cli.socket),
         Command::Vm(args) => args.run(),
+        Command::UnpackLayer(args) => args.run(),
         Command::Completions(args) => args.run(),
         Command::Manuals(args) => args.run(),
         Command::Doctor(args) => args.run(&context?),

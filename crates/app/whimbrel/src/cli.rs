@@ -125,6 +125,8 @@ pub(crate) enum Command {
     Session(session::Args),
     #[command(hide = true)]
     Vm(vm::Args),
+    #[command(hide = true)]
+    UnpackLayer(unpack_layer::Args),
     Completions(completions::Args),
     Manuals(completions::Manuals),
 }

@@ -97,6 +97,9 @@ pub(crate) enum CliError {
     /// Daemon that could not start, or that had to stop.
     #[error("the daemon ended")]
     Daemon(#[source] Box<dyn Error + Send + Sync>),
+    /// Layer of a container image that cannot be unpacked.
+    #[error(transparent)]
+    Layer(#[from] whimbrel_container::ContainerError),
 }
 
 /// Exit codes, which are part of the interface and documented in `whimbrel --help`.
@@ -175,7 +178,7 @@ impl CliError {
             Self::Session(_) | Self::NotWrittenBack { .. } => exit::FAILED,
             Self::Pool(error) => exit_of_pool(error),
             Self::PoolMember(_) => exit::FAILED,
-            Self::Daemon(_) => exit::FAILED,
+            Self::Daemon(_) | Self::Layer(_) => exit::FAILED,
         }
     }
 

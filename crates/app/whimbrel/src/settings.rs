@@ -10,7 +10,7 @@ use std::{
 };
 use whimbrel_api::Role;
 use whimbrel_core::{Accel, HostName, MachineName};
-use whimbrel_daemon::ImageSource;
+use whimbrel_daemon::{ContainerSettings, ImageSource};
 
 /// Settings file that is read if no other one is named. It need not exist.
 pub(crate) const DEFAULT_FILE: &str = "/etc/whimbrel/host.toml";
@@ -35,6 +35,8 @@ pub(crate) struct Settings {
     pub(crate) pools: Option<Vec<String>>,
     /// Sources of images.
     pub(crate) image_sources: Option<Vec<ImageSource>>,
+    /// Kernel and disks of machines of container images.
+    pub(crate) containers: Option<ContainerSettings>,
     /// Address of the API for users elsewhere.
     pub(crate) api_listen: Option<SocketAddr>,
     /// Address of the web page.
@@ -78,6 +80,7 @@ impl Settings {
             unfiltered: self.unfiltered.or(below.unfiltered),
             pools: self.pools.or(below.pools),
             image_sources: self.image_sources.or(below.image_sources),
+            containers: self.containers.or(below.containers),
             api_listen: self.api_listen.or(below.api_listen),
             web: self.web.or(below.web),
             api_cert: self.api_cert.or(below.api_cert),

@@ -11,6 +11,7 @@ use std::{
     sync::Arc,
 };
 use whimbrel_block::{Device, FileDevice};
+use whimbrel_container::ContainerImage;
 use whimbrel_core::PAGE_SIZE;
 use whimbrel_nbd::Server;
 use whimbrel_qemu::{Conversion, ImageError, ImageFormat};
@@ -23,6 +24,17 @@ pub(crate) fn check_raw(path: &Path) -> Result<(), DaemonError> {
         ImageFormat::Raw => Ok(()),
         format => Err(DaemonError::NotRaw { path: path.to_owned(), format }),
     }
+}
+
+/// Opens a container image; none if the file or folder has none.
+pub(super) fn open_container(path: &Path) -> Result<Option<ContainerImage>, DaemonError> {
+    let format = || File::open(path).and_then(|file| ImageFormat::of(&file));
+    let is_tar = !path.is_dir() && format().is_ok_and(ImageFormat::is_tar);
+    if !whimbrel_container::is_container(path, is_tar) {
+        return Ok(None);
+    }
+    let failed = |source| DaemonError::Container { path: path.to_owned(), source };
+    ContainerImage::open(path).map(Some).map_err(failed)
 }
 
 /// Opens the disk in an image file of any format that is read.
@@ -88,7 +100,33 @@ pub(crate) struct ScratchDir(PathBuf);
 
 impl ScratchDir {
     pub(crate) fn create(layout: &Directories) -> Result<Self, DaemonError> {
-        let dir = layout.runtime_dir(&format!("import-{:016x}", rand::random::<u64>()));
+        Self::below(&layout.runtime_dirs())
+    }
+
+    /// A directory for more than there is memory for.
+    pub(crate) fn on_disk(layout: &Directories) -> Result<Self, DaemonError> {
+        let imports = layout.imports();
+        match fs::DirBuilder::new().mode(0o700).create(&imports) {
+            Err(source) if source.kind() != std::io::ErrorKind::AlreadyExists => {
+                Err(DaemonError::io("create", &imports, source))
+            }
+            _ => Self::below(&imports),
+        }
+    }
+
+    /// Removes what imports of an earlier daemon left on the disk.
+    pub(crate) fn sweep(layout: &Directories) {
+        let imports = layout.imports();
+        match fs::remove_dir_all(&imports) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                tracing::warn!(dir = %imports.display(), %error, "could not remove what an import left");
+            }
+            _ => {}
+        }
+    }
+
+    fn below(folder: &Path) -> Result<Self, DaemonError> {
+        let dir = folder.join(format!("import-{:016x}", rand::random::<u64>()));
         let made = fs::DirBuilder::new().mode(0o700).create(&dir);
         made.map_err(|source| DaemonError::io("create", &dir, source))?;
         Ok(Self(dir))

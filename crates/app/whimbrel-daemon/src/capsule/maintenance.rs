@@ -3,7 +3,7 @@
 
 use crate::{
     capsule::disk_alignment::{aligned, first_alignment, unaligned},
-    capsule::disk_image::open_image,
+    capsule::disk_image::{open_container, open_image},
     core::{error::DaemonError, operations::ProgressReporter, refs},
     daemon::Daemon,
 };
@@ -20,14 +20,14 @@ use whimbrel_api::{
     Damage, ErrorCode, ExportFormat, ExportRequest, ImportFormat, ImportRequest, Operation, OperationKind,
     OperationResult, Unit,
 };
-use whimbrel_block::{BlockError, Device, FileDevice};
+use whimbrel_block::{BlockError, Device, ExtentKind, FileDevice};
 use whimbrel_core::{
-    Accel, ByteSize, CapsuleId, DiskConfig, EXTENT_PAGES, EXTENT_SIZE, MachineConfig, PAGE_SIZE, PageRun,
-    RefName,
+    Accel, Boot, ByteSize, CapsuleId, DiskConfig, EXTENT_PAGES, EXTENT_SIZE, MachineConfig, PAGE_SIZE,
+    PageRun, RefName,
 };
 use whimbrel_image::{ImageRef, Manifest};
 use whimbrel_store::{
-    GcRoots, Store, StoreError, StoredDisk,
+    CapsuleWriter, GcRoots, Store, StoreError, StoredDisk,
     encrypted_file::{DecryptingReader, EncryptingWriter, is_encrypted},
 };
 
@@ -197,13 +197,26 @@ impl Daemon {
                 ImportFormat::Capsule => host.import_capsule(&request, reporter)?,
                 ImportFormat::Disk => {
                     reporter.progress("opening", Unit::Bytes, 0, None);
-                    let disk = open_image(&host.directories, &request.path, &|| reporter.is_cancelled())?;
-                    host.import_disk(disk, (&request.path, &request.name, BTreeMap::new()), reporter)?
+                    host.import_image(&request, reporter)?
                 }
             };
             let added = ByteSize(host.stored_bytes().saturating_sub(before));
             Ok(OperationResult::Import { capsule, added })
         }))
+    }
+
+    /// Makes a capsule of an image of a disk or of a container, whichever the content is.
+    fn import_image(
+        &self,
+        request: &ImportRequest,
+        reporter: &ProgressReporter,
+    ) -> Result<CapsuleId, DaemonError> {
+        let (path, name, labels) = (&*request.path, &request.name, BTreeMap::new());
+        if let Some(image) = open_container(path)? {
+            return self.import_container(image, (path, name, labels), reporter);
+        }
+        let disk = open_image(&self.directories, path, &|| reporter.is_cancelled())?;
+        self.import_disk(NewDisk { disk, path, name, labels, boot: None }, reporter)
     }
 
     fn import_capsule(
@@ -236,13 +249,13 @@ impl Daemon {
         imported.map_err(refs::store_error("import the capsule"))
     }
 
-    /// Makes a disk-only capsule of a disk, with a tag and labels. Errors call the disk `path`.
+    /// Makes a disk-only capsule of a disk.
     pub(crate) fn import_disk(
         &self,
-        disk: FileDevice,
-        (path, name, labels): (&Path, &RefName, BTreeMap<String, String>),
+        new: NewDisk<'_>,
         reporter: &ProgressReporter,
     ) -> Result<CapsuleId, DaemonError> {
+        let NewDisk { disk, path, name, labels, boot } = new;
         let write = refs::store_error("write the image");
         let failed = |source| DaemonError::Disk { disk: path.display().to_string(), source };
         let size = disk.size();
@@ -252,9 +265,14 @@ impl Daemon {
         let mut image = writer.image(None, disk.size() / PAGE_SIZE as u64).map_err(&write)?;
         let mut buffer = Vec::new();
         for run in PageRun::new(0, image.page_count()).chunks(EXTENT_PAGES as u64) {
-            buffer.resize(run.bytes(), 0);
-            disk.read_at(run.offset(), &mut buffer).map_err(|source| failed(source.into()))?;
-            image.put(run, &buffer).map_err(&write)?;
+            let extents =
+                disk.extents(run.offset(), run.bytes() as u64).map_err(|source| failed(source.into()))?;
+            // Holes are the zeros that an image has where nothing is put.
+            if extents.iter().any(|extent| extent.kind == ExtentKind::Data) {
+                buffer.resize(run.bytes(), 0);
+                disk.read_at(run.offset(), &mut buffer).map_err(|source| failed(source.into()))?;
+                image.put(run, &buffer).map_err(&write)?;
+            }
             let done = run.offset() + run.bytes() as u64;
             reporter.progress("reading", Unit::Bytes, done, Some(disk.size()));
             if reporter.is_cancelled() {
@@ -264,21 +282,23 @@ impl Daemon {
         let image = image.finish().map_err(&write)?;
         let images =
             vec![ImageRef { name: FIRST_DISK.to_owned(), pages: image.pages, root: image.root, cuts }];
-        let manifest = self.disk_manifest(ByteSize(size), images, (name, labels))?;
+        let boot = boot.map(|boot| boot.store(&writer)).transpose().map_err(&write)?;
+        let manifest = self.disk_manifest(ByteSize(size), (images, boot), (name, labels))?;
         writer.commit(&manifest, std::slice::from_ref(name)).map_err(&write)
     }
 
-    /// The manifest of a disk-only capsule: a machine that boots the disk.
+    /// The manifest of a disk-only capsule: a machine that boots the disk, or its own kernel.
     fn disk_manifest(
         &self,
         size: ByteSize,
-        images: Vec<ImageRef>,
+        (images, boot): (Vec<ImageRef>, Option<Boot>),
         (name, mut labels): (&RefName, BTreeMap<String, String>),
     ) -> Result<Manifest, DaemonError> {
         let machine = MachineConfig {
             machine: self.qemu()?.machine_type("q35").unwrap_or("q35").to_owned(),
             accel: self.qemu().map_or(Accel::Tcg, whimbrel_qemu::best_accel),
             disks: vec![DiskConfig { size }],
+            boot,
             agent_port: true,
             ..MachineConfig::minimal(IMPORTED_MEMORY)
         };
@@ -294,6 +314,32 @@ impl Daemon {
             labels,
             working_set: None,
         })
+    }
+}
+
+/// A disk that becomes a capsule.
+pub(crate) struct NewDisk<'a> {
+    pub(crate) disk: FileDevice,
+    /// What errors call it.
+    pub(crate) path: &'a Path,
+    /// Tag of the capsule.
+    pub(crate) name: &'a RefName,
+    pub(crate) labels: BTreeMap<String, String>,
+    /// What it boots with, if that is not on the disk.
+    pub(crate) boot: Option<BootContent>,
+}
+
+/// A kernel, its initial RAM disk, and its command line.
+pub(crate) struct BootContent {
+    pub(crate) kernel: Vec<u8>,
+    pub(crate) initrd: Vec<u8>,
+    pub(crate) append: String,
+}
+
+impl BootContent {
+    fn store(self, writer: &CapsuleWriter) -> whimbrel_store::Result<Boot> {
+        let (kernel, initrd) = (writer.put_blob(&self.kernel)?, writer.put_blob(&self.initrd)?);
+        Ok(Boot { kernel, initrd: Some(initrd), append: self.append })
     }
 }
 

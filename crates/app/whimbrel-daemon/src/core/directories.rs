@@ -8,6 +8,7 @@
 //! DATA/buckets.json    partial capsules of buckets
 //! DATA/tunnels/        tunnels of machines whose network is here while they run elsewhere
 //! DATA/machines/NAME/  machine.json (until it is saved, `starting`), disk0/ …, console.log
+//! DATA/imports/        files of container images while they become disks
 //! DATA/trash/          folders of machines that are gone, until they are removed
 //! DATA/migrations/     past migrations from this host
 //! DATA/events/         what happened on this host
@@ -157,6 +158,8 @@ places! {
     network_servers = run / "networks";
     /// Folders of machines that are gone.
     trash = data / "trash";
+    /// Files of container images while they become disks; removed at the next start.
+    imports = data / "imports";
     /// Bitmaps of overlays, as of the last acknowledged write.
     live_bitmaps = run / "bitmaps";
     /// Events of this host.

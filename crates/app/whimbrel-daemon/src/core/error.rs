@@ -8,6 +8,7 @@ use std::{
 };
 use whimbrel_api::{ApiError, ErrorCode};
 use whimbrel_capture::CaptureError;
+use whimbrel_container::ContainerError;
 use whimbrel_core::{ByteSize, CapsuleId, HostName, MachineName, causes, error_chain, is_shortage};
 use whimbrel_migrate::{MigrateError, compatibility::Incompatibility, link::LinkError};
 use whimbrel_pool::client::PoolError;
@@ -68,6 +69,8 @@ pub enum DaemonError {
     Disk { disk: String, source: Cause },
     #[error("{} cannot be read as a disk image", path.display())]
     Image { path: PathBuf, source: ImageError },
+    #[error("{} cannot become a machine", path.display())]
+    Container { path: PathBuf, source: ContainerError },
     #[error("{} is an image in the format {format}, which cannot be the disk of a machine", path.display())]
     NotRaw { path: PathBuf, format: ImageFormat },
     #[error("cannot fetch {location}")]
@@ -227,6 +230,11 @@ impl DaemonError {
                 ErrorCode::QemuFailed
             }
             Self::ImageSource { source, .. } => source_code(source),
+            Self::Container { source: ContainerError::Read { source, .. }, .. } => io_code(source),
+            Self::Container {
+                source: ContainerError::NoKernel | ContainerError::NotStatic { .. }, ..
+            } => ErrorCode::Unsupported,
+            Self::Container { .. } => ErrorCode::Invalid,
             Self::Image { .. } | Self::NotRaw { .. } => ErrorCode::Invalid,
             Self::Store { code, .. } => *code,
             Self::MasterKey { .. } => ErrorCode::Invalid,
@@ -282,6 +290,22 @@ impl DaemonError {
             Self::NotItsPast { name, capsule } => format!(
                 "`whimbrel log {name}` lists its states; `whimbrel resume {} --name NAME` runs this one beside it",
                 capsule.short()
+            ),
+            Self::Image { path, source: ImageError::Unsupported { format: format @ ("gzip" | "xz" | "zstd" | "bzip2") } } => {
+                format!("unpack it first: `{format} -d {}`", path.display())
+            }
+            Self::Container { source: ContainerError::NoKernel, .. } => {
+                "install a kernel for machines, such as Debian's linux-image-cloud-amd64, or name one in the daemon's settings: `kernel` of [containers]".to_owned()
+            }
+            Self::Container { source: ContainerError::NotStatic { .. }, .. } => {
+                "install busybox-static".to_owned()
+            }
+            Self::Container { source: ContainerError::Read { path, .. }, .. } if path.ends_with("busybox") => {
+                "install busybox-static".to_owned()
+            }
+            Self::Container { path, source: ContainerError::Several { .. } } => format!(
+                "copy the one that you want: `skopeo copy oci-archive:{}:NAME oci-archive:ONE.tar:NAME`",
+                path.display()
             ),
             Self::Image { path, source: ImageError::NeedsFile { .. } | ImageError::Unsupported { .. } } => format!(
                 "make one file of it where you trust all of them: `qemu-img convert -O qcow2 {} NEW.qcow2`",

@@ -20,7 +20,7 @@ pub(crate) fn daemon() -> (Arc<Daemon>, Folders) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
     let directories = Directories::create(data.path(), run.path()).unwrap();
     let (name, unfiltered) = ("alpha".parse().unwrap(), vec!["router".parse().unwrap()]);
-    let images = ImageSources::new(Vec::new()).unwrap();
+    let images = ImageSources::new(Vec::new(), Default::default()).unwrap();
     let daemon = Daemon::open((name, None), directories, unfiltered, images, None, runtime.handle().clone());
     (daemon.unwrap(), Folders { _data: data, _run: run, _runtime: runtime })
 }

@@ -57,7 +57,8 @@ impl Drop for Started {
 pub(super) fn start(dir: &Path, runtime: &Runtime, key: Option<&MasterKey>) -> Result<Started, String> {
     let failed = |error: crate::DaemonError| whimbrel_core::error_chain(&error);
     let layout = Directories::create(&dir.join("data"), &dir.join("run")).map_err(failed)?;
-    let (name, images) = (parsed("alpha"), ImageSources::new(Vec::new()).map_err(failed)?);
+    let (name, images) =
+        (parsed("alpha"), ImageSources::new(Vec::new(), Default::default()).map_err(failed)?);
     let handle = runtime.handle().clone();
     let host =
         Daemon::open((name, None), layout, Vec::new(), images, key.cloned(), handle).map_err(failed)?;

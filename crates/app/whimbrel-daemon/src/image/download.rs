@@ -60,6 +60,8 @@ pub enum FetchError {
     Silent,
     #[error("the server answered {status}")]
     Status { status: StatusCode },
+    #[error("the server does not give it to everybody")]
+    Unauthorized { challenge: String },
     #[error("the server redirects more than {REDIRECTIONS} times")]
     Redirections,
     #[error("the server sends another part of the file than it was asked for")]
@@ -105,8 +107,26 @@ impl FetchError {
     }
 }
 
+/// What a request says beside the address.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Said<'a> {
+    /// Kinds of content that are read.
+    pub(super) accept: Option<&'a str>,
+    /// Token by which the server knows that it may answer.
+    pub(super) token: Option<&'a str>,
+}
+
 /// Reads a file of at most `max` bytes.
 pub(super) async fn read(location: &Location, max: usize) -> Result<Vec<u8>, FetchError> {
+    read_with(location, max, Said::default()).await
+}
+
+/// Reads a file of at most `max` bytes; a server is told `said`.
+pub(super) async fn read_with(
+    location: &Location,
+    max: usize,
+    said: Said<'_>,
+) -> Result<Vec<u8>, FetchError> {
     let too_long = || FetchError::TooLong { limit: max as u64 };
     match location {
         Location::File(path) => {
@@ -116,7 +136,7 @@ pub(super) async fn read(location: &Location, max: usize) -> Result<Vec<u8>, Fet
             if bytes.len() > max { Err(too_long()) } else { Ok(bytes) }
         }
         Location::Web(_) => {
-            let body = get(location, 0).await?.into_body();
+            let body = get(location, 0, said).await?.into_body();
             let body = timeout(SILENCE, Limited::new(body, max).collect()).await;
             match body.map_err(|_| FetchError::Silent)? {
                 Ok(body) => Ok(body.to_bytes().to_vec()),
@@ -134,6 +154,7 @@ pub(super) struct Download<'a> {
     /// Length that the source says.
     pub(super) size: Option<u64>,
     pub(super) file: &'a File,
+    pub(super) said: Said<'a>,
 }
 
 /// Hears how many bytes of how many are there, and says whether to go on.
@@ -170,7 +191,7 @@ impl Download<'_> {
 
     /// Receives from where the last connection ended, up to the end or a failure.
     async fn receive_part(&self, sink: &mut Sink<'_>, progress: &mut Progress<'_>) -> Result<(), FetchError> {
-        let response = get(self.location, sink.done).await?;
+        let response = get(self.location, sink.done, self.said).await?;
         match (response.status(), first_byte(&response)) {
             (StatusCode::PARTIAL_CONTENT, Some(first)) if first == sink.done => {}
             (StatusCode::PARTIAL_CONTENT, _) => return Err(FetchError::OtherPart),
@@ -268,27 +289,34 @@ fn first_byte(response: &Response<Incoming>) -> Option<u64> {
 }
 
 /// Requests a file from byte `from` on. The answer is a success; it may be the whole file all the same.
-async fn get(location: &Location, from: u64) -> Result<Response<Incoming>, FetchError> {
-    let mut location = location.clone();
+async fn get(location: &Location, from: u64, said: Said<'_>) -> Result<Response<Incoming>, FetchError> {
+    let (mut location, mut said) = (location.clone(), said);
     for _ in 0..=REDIRECTIONS {
         let Location::Web(address) = &location else {
             return Err(FetchError::Address { text: location.to_string() });
         };
-        let response = timeout(SILENCE, ask(address, from)).await.map_err(|_| FetchError::Silent)??;
+        let response = timeout(SILENCE, ask(address, from, said)).await.map_err(|_| FetchError::Silent)??;
         let status = response.status();
         if status.is_success() {
             return Ok(response);
         }
-        let next = response.headers().get(header::LOCATION).and_then(|next| next.to_str().ok());
-        match next {
-            Some(next) if status.is_redirection() => location = location.redirected(next)?,
+        let header = |name| response.headers().get(name).and_then(|next| next.to_str().ok());
+        match header(header::LOCATION) {
+            // The other server has its own way to know who asks, in the address.
+            Some(next) if status.is_redirection() => {
+                (location, said.token) = (location.redirected(next)?, None)
+            }
+            _ if status == StatusCode::UNAUTHORIZED => {
+                let challenge = header(header::WWW_AUTHENTICATE).unwrap_or_default().to_owned();
+                return Err(FetchError::Unauthorized { challenge });
+            }
             _ => return Err(FetchError::Status { status }),
         }
     }
     Err(FetchError::Redirections)
 }
 
-async fn ask(address: &Uri, from: u64) -> Result<Response<Incoming>, FetchError> {
+async fn ask(address: &Uri, from: u64, said: Said<'_>) -> Result<Response<Incoming>, FetchError> {
     let host = address.host().unwrap_or_default();
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     let secure = address.scheme_str() == Some("https");
@@ -297,18 +325,18 @@ async fn ask(address: &Uri, from: u64) -> Result<Response<Incoming>, FetchError>
     match secure {
         true => {
             let stream = web_tls::connect(bare, port, None).await.map_err(|error| failed(error.into()))?;
-            send(address, from, stream).await
+            send(address, (from, said), stream).await
         }
         false => {
             let stream = TcpStream::connect((bare, port)).await.map_err(|error| failed(error.into()))?;
-            send(address, from, stream).await
+            send(address, (from, said), stream).await
         }
     }
 }
 
 async fn send(
     address: &Uri,
-    from: u64,
+    (from, said): (u64, Said<'_>),
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
 ) -> Result<Response<Incoming>, FetchError> {
     let (mut sender, connection) =
@@ -319,6 +347,12 @@ async fn send(
     let host = address.authority().map_or("", |place| place.as_str());
     let mut request = Request::builder().uri(path).header(header::HOST, host);
     request = request.header(header::USER_AGENT, concat!("whimbrel/", env!("CARGO_PKG_VERSION")));
+    if let Some(accept) = said.accept {
+        request = request.header(header::ACCEPT, accept);
+    }
+    if let Some(token) = said.token {
+        request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
+    }
     if from > 0 {
         request = request.header(header::RANGE, format!("bytes={from}-"));
     }

@@ -41,7 +41,7 @@ fn checksum(content: &[u8]) -> Checksum {
 /// Fetches what is at `location` and expects `content`. The answer has what is in the file.
 async fn fetch(location: &Location, content: &[u8], size: Option<u64>) -> Result<Vec<u8>, FetchError> {
     let (file, checksum) = (tempfile::tempfile().unwrap(), checksum(content));
-    let wanted = Download { location, checksum: &checksum, size, file: &file };
+    let wanted = Download { location, checksum: &checksum, size, file: &file, said: Said::default() };
     wanted.run(&mut |_, _| ControlFlow::Continue(())).await?;
     let mut found = vec![0; file.metadata().unwrap().len() as usize];
     file.read_exact_at(&mut found, 0).unwrap();
@@ -115,7 +115,8 @@ async fn a_cancel_ends_a_download_whose_server_is_silent() {
         stream.read_to_end(&mut Vec::new())
     });
     let (file, checksum) = (tempfile::tempfile().unwrap(), checksum(CONTENT));
-    let wanted = Download { location: &location, checksum: &checksum, size: None, file: &file };
+    let wanted =
+        Download { location: &location, checksum: &checksum, size: None, file: &file, said: Said::default() };
     let mut calls = 0;
     let mut progress = |done, total| {
         calls += u32::from(done == 3 && total == Some(10));

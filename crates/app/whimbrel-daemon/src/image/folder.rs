@@ -61,6 +61,7 @@ fn offer(source: &ImageSource, name: &str, location: &Location, checksum: &Check
         checksum: checksum.clone(),
         size: None,
         user: source.user.clone(),
+        container: None,
     })
 }
 

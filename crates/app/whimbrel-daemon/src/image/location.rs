@@ -32,6 +32,14 @@ impl Location {
         }
     }
 
+    /// Whether what is read there is protected on its way.
+    pub(super) fn is_secure(&self) -> bool {
+        match self {
+            Self::File(_) => true,
+            Self::Web(address) => address.scheme_str() == Some("https"),
+        }
+    }
+
     /// The location that a server at this one refers to.
     pub(super) fn redirected(&self, to: &str) -> Result<Self, FetchError> {
         let refuse = || FetchError::Address { text: to.chars().take(80).collect() };

@@ -6,19 +6,25 @@
 //! cancel or a crash leaves the image that was there before, or none.
 
 mod checksum;
+mod container;
 mod download;
 mod folder;
 mod location;
+mod registry;
 mod signature;
 mod simplestreams;
 mod sources;
 
+pub use container::ContainerSettings;
 pub(crate) use download::FetchError;
 pub(crate) use sources::ImageSources;
 pub use sources::{ImageSource, ImageSourceKind};
 
 use crate::{
-    capsule::disk_image::{disk_in, unnamed_file},
+    capsule::{
+        disk_image::{disk_in, unnamed_file},
+        maintenance::NewDisk,
+    },
     core::{error::DaemonError, operations::ProgressReporter},
     daemon::Daemon,
 };
@@ -27,6 +33,7 @@ use whimbrel_api::{
     CHECKSUM_LABEL, IMAGE_LABEL, ImageName, ImageOffer, ImageOffers, ImagePullRequest, Operation,
     OperationKind, OperationResult, USER_LABEL, Unit,
 };
+use whimbrel_container::ContainerImage;
 use whimbrel_core::{ByteSize, CapsuleId, error_chain};
 
 /// An image at a source.
@@ -38,6 +45,8 @@ pub(crate) struct Offer {
     checksum: checksum::Checksum,
     size: Option<u64>,
     user: Option<String>,
+    /// The parts of a container image, if it is one; `checksum` is then that of its manifest.
+    container: Option<Box<registry::RemoteImage>>,
 }
 
 impl Offer {
@@ -93,14 +102,9 @@ impl Daemon {
     fn find_offer(&self, name: &ImageName) -> Result<Offer, DaemonError> {
         let mut failure = None;
         for source in self.images.all().filter(|source| source.may_have(name)) {
-            match self.runtime.block_on(source.offers(&self.directories)) {
-                Ok(offers) => {
-                    let tag = name.tag();
-                    let names = |offer: &Offer| offer.names.iter().any(|known| known.tag() == tag);
-                    if let Some(offer) = offers.into_iter().find(names) {
-                        return Ok(offer);
-                    }
-                }
+            match self.runtime.block_on(source.offer_of(name, &self.directories)) {
+                Ok(Some(offer)) => return Ok(offer),
+                Ok(None) => {}
                 Err(error) => drop(failure.get_or_insert((source.location().to_string(), error))),
             }
         }
@@ -123,26 +127,40 @@ impl Daemon {
         offer: &Offer,
         reporter: &ProgressReporter,
     ) -> Result<CapsuleId, DaemonError> {
-        let file = unnamed_file(&self.directories, 0)?;
         let mut progress = |done, total| -> ControlFlow<()> {
             reporter.progress("downloading", Unit::Bytes, done, total);
             reporter.flow()
         };
+        let location = offer.location.to_string();
+        let failed = |source| match source {
+            FetchError::Cancelled => DaemonError::Cancelled { left: "nothing was stored".into() },
+            source => DaemonError::ImageSource { location: location.clone(), source },
+        };
+        let (path, labels) = (Path::new(&location), offer.labels(name));
+        if let Some(image) = &offer.container {
+            let new_file = || unnamed_file(&self.directories, 0).map_err(no_file);
+            let fetched = self.runtime.block_on(image.fetch(&new_file, &mut progress));
+            let (config, layers) = fetched.map_err(failed)?;
+            let image = ContainerImage::of_parts(&config, layers);
+            let image = image.map_err(|source| DaemonError::Container { path: path.to_owned(), source })?;
+            return self.import_container(image, (path, &name.tag(), labels), reporter);
+        }
+        let file = unnamed_file(&self.directories, 0)?;
         let wanted = download::Download {
             location: &offer.location,
             checksum: &offer.checksum,
             size: offer.size,
             file: &file,
+            said: download::Said::default(),
         };
-        let fetched = self.runtime.block_on(wanted.run(&mut progress));
-        let location = offer.location.to_string();
-        fetched.map_err(|source| match source {
-            FetchError::Cancelled => DaemonError::Cancelled { left: "nothing was stored".into() },
-            source => DaemonError::ImageSource { location: location.clone(), source },
-        })?;
+        self.runtime.block_on(wanted.run(&mut progress)).map_err(failed)?;
         reporter.progress("converting", Unit::Bytes, 0, None);
-        let disk = disk_in(&self.directories, (file, Path::new(&location)), &|| reporter.is_cancelled())?;
-        let labels = offer.labels(name);
-        self.import_disk(disk, (Path::new(&location), &name.tag(), labels), reporter)
+        let disk = disk_in(&self.directories, (file, path), &|| reporter.is_cancelled())?;
+        self.import_disk(NewDisk { disk, path, name: &name.tag(), labels, boot: None }, reporter)
     }
+}
+
+/// A file for a download that cannot be made.
+fn no_file(error: DaemonError) -> FetchError {
+    FetchError::File { path: "a new file".into(), source: std::io::Error::other(error) }
 }

@@ -117,6 +117,7 @@ fn offer(source: &ImageSource, root: &Location, product: &Product) -> Option<Off
         checksum: Checksum::parse(item.sha256.as_deref()?)?,
         size: item.size,
         user: source.user.clone(),
+        container: None,
     })
 }
 

@@ -1,6 +1,9 @@
 //! Sources of images: what the owner of this host configured, or else the two public ones.
 
-use super::{Offer, download::FetchError, folder, location::Location, simplestreams};
+use super::{
+    Offer, container::ContainerSettings, download::FetchError, folder, location::Location, registry,
+    simplestreams,
+};
 use crate::core::{directories::Directories, error::DaemonError};
 use serde::Deserialize;
 use std::{collections::BTreeMap, path::PathBuf};
@@ -17,7 +20,8 @@ pub struct ImageSource {
     pub kind: ImageSourceKind,
     /// Address of HTTP or HTTPS, or an absolute path.
     pub url: String,
-    /// Files of a folder, by the names of their images [default: all images in the folder].
+    /// Files of a folder by the names of their images [default: all images in the folder]; repositories of a
+    /// registry, each as `REPOSITORY:TAG`.
     #[serde(default)]
     pub files: BTreeMap<String, String>,
     /// Keyring of gpgv(1): lists must be signed by one of its keys.
@@ -36,10 +40,12 @@ pub enum ImageSourceKind {
     Folder,
     /// A server of simplestreams.
     Simplestreams,
+    /// A registry of container images.
+    Registry,
 }
 
 impl ImageSource {
-    /// The public sources of Debian and Ubuntu.
+    /// The public sources of Debian and Ubuntu, and Docker's registry.
     pub fn defaults() -> Vec<Self> {
         let file = |(name, folder): (&str, &str)| {
             (name.to_owned(), format!("{folder}/latest/debian-{name}-genericcloud-amd64.qcow2"))
@@ -57,6 +63,7 @@ impl ImageSource {
         vec![
             Self { files: releases.into_iter().map(file).collect(), ..debian },
             source("ubuntu", ImageSourceKind::Simplestreams, "https://cloud-images.ubuntu.com/releases/"),
+            source("docker", ImageSourceKind::Registry, "https://registry-1.docker.io/"),
         ]
     }
 
@@ -92,16 +99,35 @@ impl CheckedSource {
             ImageSourceKind::Simplestreams => {
                 simplestreams::offers(&self.source, &self.location, layout).await
             }
+            ImageSourceKind::Registry => registry::offers(&self.source, &self.location).await,
         }
+    }
+
+    /// The image of that name; none if the source does not have it.
+    pub(super) async fn offer_of(
+        &self,
+        name: &ImageName,
+        layout: &Directories,
+    ) -> Result<Option<Offer>, FetchError> {
+        if self.source.kind == ImageSourceKind::Registry {
+            return registry::offer_of(&self.source, &self.location, name).await;
+        }
+        let tag = name.tag();
+        let names = |offer: &Offer| offer.names.iter().any(|known| known.tag() == tag);
+        Ok(self.offers(layout).await?.into_iter().find(names))
     }
 }
 
 /// The sources of this host.
-pub(crate) struct ImageSources(Vec<CheckedSource>);
+pub(crate) struct ImageSources {
+    sources: Vec<CheckedSource>,
+    pub(super) containers: ContainerSettings,
+}
 
 impl ImageSources {
     /// Checks the settings of the sources; nothing is read of them yet.
-    pub(crate) fn new(sources: Vec<ImageSource>) -> Result<Self, DaemonError> {
+    pub(crate) fn new(sources: Vec<ImageSource>, containers: ContainerSettings) -> Result<Self, DaemonError> {
+        containers.check()?;
         let check = |source: ImageSource| {
             let location = source.url.parse();
             let location = location.map_err(|error: FetchError| DaemonError::invalid(error.to_string()))?;
@@ -118,10 +144,10 @@ impl ImageSources {
                 (false, None) => Ok(CheckedSource { source, location }),
             }
         };
-        sources.into_iter().map(check).collect::<Result<_, _>>().map(Self)
+        Ok(Self { sources: sources.into_iter().map(check).collect::<Result<_, _>>()?, containers })
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = &CheckedSource> {
-        self.0.iter()
+        self.sources.iter()
     }
 }

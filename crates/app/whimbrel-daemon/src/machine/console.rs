@@ -30,6 +30,19 @@ pub(crate) struct SerialStream {
     pub(crate) input: mpsc::Sender<Vec<u8>>,
 }
 
+/// The end of the output since a machine's start, as far as the log has it. The machine may have ended.
+pub(crate) fn end_of_log(log: &Path, bytes: u64) -> String {
+    let tail = || {
+        let mut file = File::open(log)?;
+        let len = file.metadata()?.len();
+        file.seek(SeekFrom::Start(len.saturating_sub(bytes)))?;
+        let mut tail = Vec::new();
+        file.take(bytes).read_to_end(&mut tail)?;
+        std::io::Result::Ok(tail)
+    };
+    String::from_utf8_lossy(&tail().unwrap_or_default()).into_owned()
+}
+
 impl ConsoleView {
     pub(crate) fn new(console: &Arc<Console>) -> Self {
         Self { console: Arc::downgrade(console), log: console.log().to_owned() }
@@ -38,19 +51,6 @@ impl ConsoleView {
     /// The console of a machine that another process has: only its log can be read.
     pub(crate) fn of_other(log: &Path) -> Self {
         Self { console: Weak::new(), log: log.to_owned() }
-    }
-
-    /// The end of the output since the machine's start, as far as the log has it.
-    pub(crate) fn log(&self, bytes: u64) -> String {
-        let tail = || {
-            let mut file = File::open(&self.log)?;
-            let len = file.metadata()?.len();
-            file.seek(SeekFrom::Start(len.saturating_sub(bytes)))?;
-            let mut tail = Vec::new();
-            file.take(bytes).read_to_end(&mut tail)?;
-            std::io::Result::Ok(tail)
-        };
-        String::from_utf8_lossy(&tail().unwrap_or_default()).into_owned()
     }
 
     /// Opens both directions. `used` keeps the machine with the daemon as long as one of them is open.

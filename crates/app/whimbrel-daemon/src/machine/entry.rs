@@ -376,12 +376,6 @@ impl Machine {
         lock(&self.view).traffic.clone()
     }
 
-    /// The last `bytes` bytes of its serial output.
-    pub(crate) fn console_log(&self, bytes: u64) -> Result<String, DaemonError> {
-        let console = lock(&self.view).console.clone();
-        Ok(console.map(|console| console.log(bytes)).unwrap_or_default())
-    }
-
     /// Port of qemu-ga in its guest.
     pub(crate) fn qemu_ga(&self) -> Result<GuestAgentPort, DaemonError> {
         let used = self.use_here()?;

@@ -2,6 +2,7 @@
 //! finishes pending handovers.
 
 use crate::{
+    capsule::disk_image::ScratchDir,
     core::error::DaemonError,
     daemon::Daemon,
     machine::{
@@ -89,6 +90,7 @@ impl Daemon {
         if let Err(error) = runtime_dir::sweep(&self.directories.runtime_dirs(), |id| owned.contains(id)) {
             tracing::warn!(error = &error as &dyn std::error::Error, "could not sweep runtime directories");
         }
+        ScratchDir::sweep(&self.directories);
     }
 
     fn recover(self: &Arc<Self>, mut record: Record, machine_processes: bool) -> Result<(), DaemonError> {

@@ -119,7 +119,7 @@ mod tests {
 
     fn daemon(dir: &Path, runtime: &Runtime) -> Arc<Daemon> {
         let name = "alpha".parse().expect("a name");
-        let images = crate::image::ImageSources::new(Vec::new()).expect("no sources");
+        let images = crate::image::ImageSources::new(Vec::new(), Default::default()).expect("no sources");
         let host =
             Daemon::open((name, None), layout(dir), Vec::new(), images, None, runtime.handle().clone())
                 .expect("a daemon");

@@ -2,6 +2,7 @@
 
 use crate::{
     core::error::DaemonError,
+    machine::console::end_of_log,
     server::{
         access::gate::Asker,
         http::{Answer, Asked, At, Failure, Shared, blocking, named},
@@ -71,7 +72,11 @@ pub(super) async fn console_log(
         return Ok((kind, Body::from_stream(pieces)).into_response());
     }
     let bytes = query.bytes.unwrap_or(LOG_MAX).min(LOG_MAX);
-    let Json(text) = blocking(host, move |host| host.machines.get(&name)?.console_log(bytes)).await?;
+    let Json(text) = blocking(host, move |host| {
+        host.machines.get(&name)?;
+        Ok(end_of_log(&host.directories.console_log(&name), bytes))
+    })
+    .await?;
     Ok((kind, text).into_response())
 }
 

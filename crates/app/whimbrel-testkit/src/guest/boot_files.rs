@@ -4,7 +4,6 @@
 use super::{
     GuestError,
     artifact_cache::{once, run, workspace},
-    cpio::Archive,
     kernel::{Flavour, Kernel},
 };
 use std::{
@@ -13,6 +12,7 @@ use std::{
     process::Command,
     sync::OnceLock,
 };
+use whimbrel_container::Archive;
 
 const INIT: &str = include_str!("init.sh");
 const BUSYBOX: &str = "/bin/busybox";

@@ -7,7 +7,6 @@ use super::{
     GuestError, GuestOptions,
     artifact_cache::{once, run},
     boot_files::{build_test_agent, key},
-    cpio::Archive,
     image,
     kernel::{Flavour, Kernel},
 };
@@ -17,6 +16,7 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
 };
+use whimbrel_container::Archive;
 
 const INITRD_INIT: &str = include_str!("debian-initrd.sh");
 const INIT: &str = include_str!("debian-init.sh");

@@ -33,6 +33,9 @@ pub enum GuestError {
         /// End of its standard error.
         errors: String,
     },
+    /// The modules of a kernel could not be read.
+    #[error("cannot read the modules of a kernel")]
+    Modules(#[from] whimbrel_container::ContainerError),
     /// Something required does not exist.
     #[error("there is no {what}")]
     Missing {

@@ -3,12 +3,12 @@
 //!
 //! Downloaded once from the package archive, and cached.
 
-use super::{GuestError, artifact_cache::once, cpio::Archive, package};
+use super::{GuestError, artifact_cache::once, package};
 use std::{
-    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
 };
+use whimbrel_container::{Archive, Modules};
 
 /// Drivers of QEMU's paravirtual devices.
 const VIRTIO: &[&str] =
@@ -17,6 +17,8 @@ const VIRTIO: &[&str] =
 const COMPUTER: &[&str] = &["crc32c_generic", "ext4", "ahci", "sd_mod", "sr_mod", "isofs", "e1000"];
 /// File with the names of the modules in the order in which they are loaded.
 const ORDER: &str = "order";
+/// Folder with the modules of machines that are made of container images.
+const CONTAINERS: &str = "containers";
 
 /// Kind of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,11 +40,16 @@ impl Kernel {
     /// Returns the kernel, downloaded if necessary.
     pub(super) fn get(flavour: Flavour) -> Result<Self, GuestError> {
         let (name, package) = match flavour {
-            Flavour::Cloud => ("kernel-cloud", "linux-image-cloud-amd64"),
-            Flavour::Generic => ("kernel-generic", "linux-image-amd64"),
+            Flavour::Cloud => ("kernel-cloud-2", "linux-image-cloud-amd64"),
+            Flavour::Generic => ("kernel-generic-2", "linux-image-amd64"),
         };
         let place = once("guest-files", name, |place| fetch(place, package, flavour))?;
         Ok(Self { image: place.join("vmlinuz"), modules: place })
+    }
+
+    /// Folder with the modules of machines that are made of container images.
+    pub(super) fn container_modules(&self) -> PathBuf {
+        self.modules.join(CONTAINERS)
     }
 
     /// Adds the modules to an initial RAM disk, with their loading order in `modules/order`.
@@ -67,47 +74,25 @@ fn fetch(place: &Path, package: &str, flavour: Flavour) -> Result<(), GuestError
     let image = package::find(&root.path().join("boot"), &|name| name.starts_with("vmlinuz"))?;
     let image = image.ok_or_else(|| GuestError::Missing { what: format!("kernel in {package}") })?;
     copy(&image, &place.join("vmlinuz"))?;
-    let mut modules =
-        Modules { root: root.path().join("lib/modules"), place, seen: BTreeSet::new(), order: vec![] };
     let wanted = if flavour == Flavour::Generic { COMPUTER } else { &[] };
-    VIRTIO.iter().chain(wanted).try_for_each(|name| modules.add(name))?;
+    let wanted: Vec<_> = VIRTIO.iter().chain(wanted).copied().collect();
+    let folder = root.path().join("lib/modules");
+    let modules = write_modules(Modules::chosen(&folder, &wanted)?, place)?;
     let path = place.join(ORDER);
-    fs::write(&path, modules.order.join("\n") + "\n").map_err(GuestError::file("write", path))
+    fs::write(&path, modules.join("\n") + "\n").map_err(GuestError::file("write", path))?;
+    let containers = place.join(CONTAINERS);
+    fs::create_dir(&containers).map_err(GuestError::file("create", &containers))?;
+    write_modules(Modules::for_containers(&folder)?, &containers).map(drop)
 }
 
-/// Modules that were copied so far.
-struct Modules<'a> {
-    root: PathBuf,
-    place: &'a Path,
-    seen: BTreeSet<String>,
-    order: Vec<String>,
-}
-
-impl Modules<'_> {
-    /// Copies a module, and before it those that it needs. A kernel may have it built in; a guest that lacks
-    /// a device fails soon enough.
-    fn add(&mut self, name: &str) -> Result<(), GuestError> {
-        let plain = |name: &str| name.replace('-', "_");
-        if !self.seen.insert(plain(name)) {
-            return Ok(());
-        }
-        let is_it = |file: &str| file.strip_suffix(".ko").is_some_and(|file| plain(file) == plain(name));
-        let Some(found) = package::find(&self.root, &is_it)? else { return Ok(()) };
-        let content = fs::read(&found).map_err(GuestError::file("read", &found))?;
-        dependencies(&content).iter().try_for_each(|name| self.add(name))?;
-        let file = found.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        copy(&found, &self.place.join(&file))?;
-        self.order.push(file);
-        Ok(())
-    }
-}
-
-/// Names of the modules that a module needs, as it says itself (modinfo(8), `depends`).
-fn dependencies(module: &[u8]) -> Vec<String> {
-    let fields = module.split(|byte| *byte == 0);
-    let names = fields.filter_map(|field| field.strip_prefix(b"depends=")).next_back().unwrap_or_default();
-    let names = String::from_utf8_lossy(names);
-    names.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect()
+/// Writes modules into a folder, and returns their names. A kernel may have those that are wanted built in; a
+/// guest that lacks a device fails soon enough.
+fn write_modules(modules: Modules, folder: &Path) -> Result<Vec<String>, GuestError> {
+    let write = |(name, content): (String, Vec<u8>)| {
+        let path = folder.join(&name);
+        fs::write(&path, content).map_err(GuestError::file("write", path)).map(|()| name)
+    };
+    modules.files.into_iter().map(write).collect()
 }
 
 fn copy(from: &Path, to: &Path) -> Result<(), GuestError> {

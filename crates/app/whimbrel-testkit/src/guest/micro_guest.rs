@@ -7,7 +7,6 @@
 use super::{
     GuestError,
     artifact_cache::{once, run},
-    cpio::Archive,
     package,
 };
 use std::{
@@ -15,6 +14,7 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
 };
+use whimbrel_container::Archive;
 
 const SOURCE: &str = "linux-source-6.1";
 /// What the kernel has beyond `make tinyconfig`.

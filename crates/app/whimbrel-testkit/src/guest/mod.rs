@@ -2,7 +2,7 @@
 
 mod artifact_cache;
 mod boot_files;
-pub mod cpio;
+mod container;
 mod debian;
 mod debian_root;
 mod disk_boot;
@@ -19,6 +19,7 @@ mod signed_medium;
 mod test_agent;
 
 pub use boot_files::GuestFiles;
+pub use container::ContainerKernel;
 pub use debian::DebianGuest;
 pub use debian_root::debian_root;
 pub use disk_boot::PublishedImage;
@@ -31,3 +32,4 @@ pub use signed_medium::signed_medium;
 pub use test_agent::{
     CheckResult, GuestMemory, Identity, TestAgent, TestAgentError, TpmContent, assert_same_life,
 };
+pub use whimbrel_container::Archive;

@@ -4,7 +4,6 @@
 use super::{
     GuestError, GuestFiles,
     artifact_cache::{once, run},
-    cpio::Archive,
 };
 use std::{
     collections::BTreeSet,
@@ -12,6 +11,7 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
 };
+use whimbrel_container::Archive;
 
 const QEMU_GA: &str = "/usr/sbin/qemu-ga";
 /// Where the kernel looks for the next archive.

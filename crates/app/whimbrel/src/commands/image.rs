@@ -1,4 +1,4 @@
-//! `whimbrel image`: fetches, lists, serves and removes images of distributions.
+//! `whimbrel image`: fetches, lists, serves and removes images of distributions and containers.
 
 use crate::{
     argument_types::absolute,
@@ -22,6 +22,8 @@ Examples:
   whimbrel image ls --available            what the sources of this host offer
   whimbrel image pull debian/12
   whimbrel image import disk.qcow2 mine/web
+  whimbrel image import app.tar mine/app   saved with `docker save app -o app.tar`
+  whimbrel image pull docker/nginx/1.27    from a registry of container images
   whimbrel image serve /srv/images         to other hosts
   whimbrel launch mine/web web             a machine with a disk like that
   whimbrel checkpoint web --disks-only --tag image.mine.web-2
@@ -29,7 +31,7 @@ Examples:
 An image is a capsule with a tag that begins with `image.`: `debian/12` has the tag image.debian.12. So `push`, `pull`, \
 `log` and `gc` work with images, too. The sources are set in the daemon's settings file.";
 
-/// Manage images of distributions, for `launch`
+/// Manage images of distributions and containers, for `launch`
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -52,9 +54,12 @@ enum Action {
         #[arg(long)]
         available: bool,
     },
-    /// Make an image of a file with a disk: raw, qcow2, vmdk, vhdx or vpc
+    /// Make an image of a disk or of a container image
+    ///
+    /// A disk is a file in the format raw, qcow2, vmdk, vhdx or vpc. A container image is a folder or a tar
+    /// archive in the OCI layout, or what `docker save` and `podman save` write.
     Import {
-        /// File on the host
+        /// File or folder on the host
         #[arg(value_parser = absolute)]
         file: PathBuf,
         /// Name for the image

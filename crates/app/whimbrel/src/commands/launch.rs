@@ -11,8 +11,8 @@ use crate::{
     settings_args::SettingsArgs,
 };
 use whimbrel_api::{
-    CapsuleRef, DeriveRequest, ErrorCode, ImageName, ImagePullRequest, MachineInfo, NetworkRequest,
-    NicRequest,
+    CapsuleInfo, CapsuleRef, DeriveRequest, ErrorCode, ImageName, ImagePullRequest, MachineInfo,
+    NetworkRequest, NicRequest, PROGRAM_LABEL,
 };
 use whimbrel_client::ClientError;
 use whimbrel_core::{ByteSize, MachineName};
@@ -27,15 +27,17 @@ Examples:
   whimbrel launch ubuntu/24.04 ci --ssh-key ci.pub --user-data ci.yaml
   whimbrel launch debian/12 web --autostart --restart always
   whimbrel launch mine/web web2 --net lan1
+  whimbrel launch docker/nginx/1.27 www -p 8080:80
 
 Fetches the image if it is not here, and makes the network lan0 if there is none. The machine shares all disk pages \
-with the image that it does not change.";
+with the image that it does not change. A machine of a container image runs its program; a script as --user-data runs before it, and \
+what that exports is the program's environment.";
 
 /// Create a machine of an image, and start it
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Name of the image, like `debian/12`
+    /// Name of the image, like `debian/12` or, of a container image, `docker/nginx/1.27`
     image: ImageName,
     /// Name for the machine, not in use on this host
     name: MachineName,
@@ -78,8 +80,15 @@ pub(crate) struct Args {
 
 impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
-        context.output.result(&self.create(context).await?, |machine| {
-            format!("{}log in with `whimbrel ssh {}`\n", machine_text::sentence(machine), machine.name)
+        let image = CapsuleRef::Name(self.image.tag());
+        let machine = self.create(context).await?;
+        let is_container = context.client.capsule(&image).await.is_ok_and(|image| is_container(&image));
+        context.output.result(&machine, |machine| {
+            let (sentence, name) = (machine_text::sentence(machine), &machine.name);
+            match is_container {
+                true => format!("{sentence}`whimbrel logs {name}` shows what its program prints, `whimbrel exec {name} -- COMMAND` runs another one\n"),
+                false => format!("{sentence}log in with `whimbrel ssh {name}`\n"),
+            }
         })
     }
 
@@ -90,14 +99,18 @@ impl Args {
 
     pub(crate) async fn create(self, context: &Context) -> Result<MachineInfo, CliError> {
         let cloud_init = self.first_boot.cloud_init_with_own_keys()?;
-        if cloud_init.ssh_keys.is_empty() && cloud_init.user_data.is_none() {
+        let capsule = CapsuleRef::Name(self.image.tag());
+        let image = match context.client.capsule(&capsule).await {
+            Err(ClientError::Api(error)) if error.code == ErrorCode::NotFound => {
+                let request = ImagePullRequest { name: self.image };
+                operation::complete(context, context.client.pull_image(&request)).await?;
+                context.client.capsule(&capsule).await?
+            }
+            found => found?,
+        };
+        if cloud_init.ssh_keys.is_empty() && cloud_init.user_data.is_none() && !is_container(&image) {
             let note = "note: no SSH key in ~/.ssh: without --ssh-key or --user-data nobody can log in";
             context.output.remark(note);
-        }
-        let capsule = CapsuleRef::Name(self.image.tag());
-        if is_absent(context.client.capsule(&capsule).await)? {
-            let request = ImagePullRequest { name: self.image };
-            operation::complete(context, context.client.pull_image(&request)).await?;
         }
         let nics = match self.nics.is_empty() {
             true => vec![default_port(context).await?],
@@ -124,13 +137,9 @@ impl Args {
     }
 }
 
-/// Whether the daemon does not have what was asked for.
-fn is_absent<T>(answer: Result<T, ClientError>) -> Result<bool, CliError> {
-    match answer {
-        Ok(_) => Ok(false),
-        Err(ClientError::Api(error)) if error.code == ErrorCode::NotFound => Ok(true),
-        Err(error) => Err(error.into()),
-    }
+/// Whether an image was made of a container image, which has a program in place of a system.
+fn is_container(image: &CapsuleInfo) -> bool {
+    image.labels.contains_key(PROGRAM_LABEL)
 }
 
 /// A port in the default network, which is made if it is not there.

@@ -54,6 +54,7 @@ pub(crate) mod stop;
 pub(crate) mod token;
 pub(crate) mod top;
 pub(crate) mod trust;
+pub(crate) mod unpack_layer;
 pub(crate) mod untag;
 pub(crate) mod upgrade;
 pub(crate) mod vm;

@@ -58,7 +58,7 @@ pub(crate) fn checks(socket: Option<&Path>) -> Vec<Check> {
     checks.push(kernel::shared_memory());
     checks.extend(programs::qemu());
     checks.extend([kernel::tun(), programs::network_tools(), kernel::fuse()]);
-    checks.extend([programs::uefi(), programs::tpm()]);
+    checks.extend([programs::uefi(), programs::tpm(), programs::containers()]);
     checks.extend(socket.map(programs::daemon));
     checks
 }

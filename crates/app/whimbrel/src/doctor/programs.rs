@@ -6,6 +6,7 @@ use std::{
     os::unix::{fs::PermissionsExt, net::UnixStream},
     path::{Path, PathBuf},
 };
+use whimbrel_container::{GuestPrograms, Kernel};
 use whimbrel_qemu::{KvmProbe, QemuBinary, Tpm};
 
 /// Oldest QEMU with `-netdev stream`.
@@ -87,6 +88,26 @@ pub(super) fn tpm() -> Check {
         Err(error) => {
             let fix = "apt install swtpm: machines with --tpm need it";
             Check::bad("tpm", CheckStatus::Warn, error.to_string(), fix)
+        }
+    }
+}
+
+/// Checks what goes into machines of container images.
+pub(super) fn containers() -> Check {
+    let found = GuestPrograms::of_this_host().and_then(|programs| Ok((programs, Kernel::of_this_host()?)));
+    match found {
+        Ok((programs, kernel)) => {
+            let agent = if programs.has_agent() {
+                ", qemu-ga"
+            } else {
+                "; without qemu-ga, `exec` does not work in them"
+            };
+            Check::ok("containers", format!("{}, busybox{agent}", kernel.image.display()))
+        }
+        Err(error) => {
+            let fix = "apt install busybox-static qemu-guest-agent linux-image-cloud-amd64: machines of container images need them; \
+                       another kernel can be named in the daemon's settings";
+            Check::bad("containers", CheckStatus::Warn, error.to_string(), fix)
         }
     }
 }

@@ -22,14 +22,21 @@ const QCOW2: &[u8] = b"QFI\xfb";
 const VMDK: &[u8] = b"KDMV";
 const VHD: &[u8] = b"conectix";
 
+/// Archives, as containers and OVA are.
+const TAR: &str = "tar (OVA)";
+
 /// Formats that are recognised and not read: magic, offset, name.
-const OTHERS: [(&[u8], usize, &str); 6] = [
+const OTHERS: [(&[u8], usize, &str); 10] = [
     (b"# Disk DescriptorFile", 0, "vmdk with its content in other files"),
     (b"COWD", 0, "vmdk of version 3"),
     (b"QED\0", 0, "qed"),
     (b"\x7f\x10\xda\xbe", 64, "vdi"),
     (b"WithoutFreeSpace", 0, "parallels"),
-    (b"ustar", 257, "tar (OVA)"),
+    (b"ustar", 257, TAR),
+    (b"\x1f\x8b\x08", 0, "gzip"),
+    (b"\xfd7zXZ\0", 0, "xz"),
+    (b"\x28\xb5\x2f\xfd", 0, "zstd"),
+    (b"BZh", 0, "bzip2"),
 ];
 
 /// Format of a disk image.
@@ -53,6 +60,11 @@ impl ImageFormat {
     /// Format of the content of `file`.
     pub fn of(file: &File) -> io::Result<Self> {
         Self::of_parts(&head(file)?, &footer(file)?)
+    }
+
+    /// Whether it is an archive.
+    pub fn is_tar(self) -> bool {
+        self == Self::Other(TAR)
     }
 
     fn of_parts(head: &[u8], footer: &[u8]) -> io::Result<Self> {

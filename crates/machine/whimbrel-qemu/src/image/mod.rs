@@ -1,13 +1,17 @@
-//! Disk images in the formats of QEMU and others: recognised by their content, and converted by `qemu-img`.
+//! Disk images in the formats of QEMU and others: recognised by their content, and converted by `qemu-img`;
+//! and file systems of container images.
 //!
 //! An image comes from anywhere, so its format is never left to `qemu-img` to find out, and an image that
 //! names other files is refused. `qemu-img` itself is confined, and has no path to any file: it reads and
 //! writes through sockets in its directory.
 
+mod confined_tool;
 mod conversion;
+mod file_system;
 mod format;
 
 pub use conversion::Conversion;
+pub use file_system::NewFileSystem;
 pub use format::ImageFormat;
 
 use std::{io, time::Duration};
@@ -47,16 +51,18 @@ pub enum ImageError {
         max: u64,
     },
     /// The program could not be started.
-    #[error("cannot start qemu-img")]
+    #[error("cannot start a program that reads images")]
     Start(#[source] io::Error),
-    /// The program rejects the image.
-    #[error("qemu-img rejects the image: {words}")]
+    /// A program rejects the image.
+    #[error("{tool} rejects the image: {words}")]
     Rejected {
+        /// Name of the program.
+        tool: String,
         /// Error output of the program.
         words: String,
     },
     /// The program took too long.
-    #[error("qemu-img took longer than {after:?}")]
+    #[error("reading the image took longer than {after:?}")]
     TimedOut {
         /// Time that it had.
         after: Duration,

@@ -1,0 +1,107 @@
+//! A file system made of layers of a container image: unpacked by a program of the caller, written by
+//! e2fsprogs, all of them confined.
+
+use super::{
+    ImageError,
+    confined_tool::{ConfinedTool, PATIENCE, Run, patience_for},
+};
+use std::{fs::File, path::Path, time::Duration};
+
+/// Space of the disk for each inode, in bytes. A machine makes fewer files than that has.
+const BYTES_PER_INODE: u64 = 32 << 10;
+/// Bytes of a block.
+const BLOCK: u64 = 4096;
+
+/// A file system that is being made, in a directory of its own.
+#[derive(Debug)]
+pub struct NewFileSystem<'a> {
+    tool: ConfinedTool<'a>,
+    size: u64,
+}
+
+impl<'a> NewFileSystem<'a> {
+    /// Folder with the tree of files, made by the unpacking program.
+    pub const TREE: &'static str = "tree";
+    /// Commands of debugfs(8) that set owners and modes, written by the unpacking program.
+    pub const COMMANDS: &'static str = "attributes";
+    /// The file system.
+    pub const DISK: &'static str = "disk.img";
+
+    /// A file system of `size` bytes to be made in the directory `dir`, which becomes that of the tools.
+    pub fn new(dir: &'a Path, size: u64) -> Result<Self, ImageError> {
+        Ok(Self { tool: ConfinedTool::new(dir, size)?, size })
+    }
+
+    /// Has `program` unpack a layer that it reads as its standard input. Returns what it prints.
+    pub fn unpack(
+        &self,
+        program: &Path,
+        arguments: Vec<String>,
+        layer: File,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<Vec<u8>, ImageError> {
+        let patience = patience_for(self.size);
+        let run = Run { program, arguments, input: Some(layer), patience };
+        self.tool.run(run, cancelled).map(|(printed, _)| printed).map_err(|error| match error {
+            ImageError::Rejected { words, .. } => {
+                // In one line, as an error of ours.
+                let words = words.trim_start_matches("error: ").replace("\n  because: ", ": ");
+                ImageError::Rejected { tool: "the unpacking process".to_owned(), words }
+            }
+            error => error,
+        })
+    }
+
+    /// Writes the file system with the tree of `files` files, and opens it.
+    pub fn write(&self, label: &str, files: u64, cancelled: &dyn Fn() -> bool) -> Result<File, ImageError> {
+        let inodes = (self.size / BYTES_PER_INODE).max(files + files / 4 + 1024);
+        let patience = patience_for(self.size);
+        // Tables that are zeros are written as holes here, and not by the machine when it runs.
+        let options = "lazy_itable_init=0,lazy_journal_init=0,root_owner=0:0";
+        let inodes = inodes.to_string();
+        let blocks = (self.size / BLOCK).to_string();
+        let arguments = [
+            "-q",
+            "-F",
+            "-t",
+            "ext4",
+            "-b",
+            "4096",
+            "-m",
+            "0",
+            "-N",
+            &inodes,
+            "-L",
+            label,
+            "-E",
+            options,
+            "-d",
+            Self::TREE,
+            Self::DISK,
+            &blocks,
+        ];
+        self.e2fsprogs("mke2fs", &arguments, patience, cancelled)?;
+        let arguments = ["-w", "-f", Self::COMMANDS, Self::DISK];
+        let words = self.e2fsprogs("debugfs", &arguments, patience, cancelled)?;
+        // It succeeds whatever becomes of its commands, and begins with its name and version.
+        if let Some(line) = words.lines().find(|line| !line.starts_with("debugfs ")) {
+            return Err(ImageError::Rejected { tool: "debugfs".to_owned(), words: line.to_owned() });
+        }
+        // What was written is checked by a program that did not write it.
+        self.e2fsprogs("e2fsck", &["-f", "-n", Self::DISK], patience + PATIENCE, cancelled)?;
+        File::open(self.tool.dir.join(Self::DISK)).map_err(ImageError::Read)
+    }
+
+    /// Runs a program of e2fsprogs and returns what it prints to its standard error.
+    fn e2fsprogs(
+        &self,
+        program: &str,
+        arguments: &[&str],
+        patience: Duration,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<String, ImageError> {
+        let arguments = arguments.iter().map(|word| (*word).to_owned()).collect();
+        let run = Run { program: Path::new(program), arguments, input: None, patience };
+        self.tool.run(run, cancelled).map(|(_, words)| words)
+    }
+}
