@@ -197,11 +197,13 @@ fn a_container_image_becomes_a_machine_that_runs_its_program() {
     let script = layout.path("extra.sh");
     fs::write(&script, "#!/bin/sh\nexport EXTRA='more words'\n").expect("a script");
     let line = ["launch", "mine/app", "box", "--memory", "192M", "-p", "8080:8000", "--user-data", &script];
-    let said = alpha.run(&line);
+    let refused = alpha.refuse(&[&line[..], &["--env", "NO NAME=x"]].concat());
+    assert_eq!(refused.code, 2, "{refused:?}");
+    let said = alpha.run(&[&line[..], &["--env", "GREETING=it's set,"]].concat());
     assert!(said.contains("whimbrel exec box"), "{said}");
     assert_eq!(served(place, 8080), "served");
     let log = alpha.run(&["logs", "box"]);
-    assert!(log.contains("it's more words from 1234:1235 in /app, a word"), "{log}");
+    assert!(log.contains("it's set, more words from 1234:1235 in /app, a word"), "{log}");
 
     let sh = |script: &str| alpha.run(&["exec", "box", "--", "sh", "-c", script]);
     let seen = sh("hostname; cat /etc/hostname; ls /data; cat /usr/lib/later; echo; id -u; cat /proc/1/comm");

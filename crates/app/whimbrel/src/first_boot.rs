@@ -54,6 +54,30 @@ impl FirstBoot {
     }
 }
 
+/// A variable of an environment, as `NAME=VALUE`.
+pub(crate) fn variable(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text.split_once('=').ok_or("it must be NAME=VALUE")?;
+    let is_first = |first: char| first.is_ascii_alphabetic() || first == '_';
+    match name.starts_with(is_first) && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+    {
+        true => Ok((name.to_owned(), value.to_owned())),
+        false => Err(format!("{name:?} is no name of a variable")),
+    }
+}
+
+/// A script for the machine of a container image that sets these variables, and goes on with `script`.
+pub(crate) fn script_of(variables: &[(String, String)], script: Option<&str>) -> Result<String, CliError> {
+    let usage = || CliError::Usage {
+        problem: "the user data is no script, so no variables can be set beside it".to_owned(),
+        hint: "begin the file with `#!/bin/sh`, or leave it out".to_owned(),
+    };
+    let script = script.map(|script| script.strip_prefix("#!").ok_or_else(usage)).transpose()?;
+    let rest = script.and_then(|script| script.split_once('\n')).map_or("", |(_, rest)| rest);
+    let line =
+        |(name, value): &(String, String)| format!("export {name}='{}'\n", value.replace('\'', r"'\''"));
+    Ok(format!("#!/bin/sh\n{}{rest}", variables.iter().map(line).collect::<String>()))
+}
+
 fn text(path: &PathBuf) -> Result<String, CliError> {
     fs::read_to_string(path).map_err(|source| CliError::File { path: path.clone(), source })
 }
@@ -78,6 +102,19 @@ fn keys_in(folder: &Path) -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn variables_are_set_before_a_script_goes_on() {
+        let set = [variable("A=it's $b").unwrap(), variable("_x=").unwrap()];
+        let script = script_of(&set, Some("#!/bin/sh -e\nprintf '%s|%s' \"$A\" \"$_x\"\n")).unwrap();
+        let output = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "it's $b|");
+        assert!(script_of(&set, None).unwrap().ends_with("export _x=''\n"));
+        assert!(script_of(&set, Some("#cloud-config\n")).is_err());
+        for bad in ["A", "=x", "1=x", "A B=x", "A;reboot=x", ""] {
+            variable(bad).unwrap_err();
+        }
+    }
 
     #[test]
     fn only_public_keys_are_found() {

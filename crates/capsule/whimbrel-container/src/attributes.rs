@@ -11,9 +11,9 @@ const COMMAND_MAX: usize = 8000;
 /// Mode of the root and of folders that no layer names.
 pub(crate) const FOLDER: u32 = 0o040_755;
 
-/// Attributes of one file.
+/// FileAttributes of one file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Attributes {
+pub(crate) struct FileAttributes {
     /// Type and permissions, as in stat(2).
     pub(crate) mode: u32,
     pub(crate) user: u32,
@@ -23,13 +23,13 @@ pub(crate) struct Attributes {
     pub(crate) capability: Vec<u8>,
 }
 
-/// Attributes of a root that no layer names.
-static ROOT: Attributes = Attributes { mode: FOLDER, user: 0, group: 0, capability: Vec::new() };
+/// FileAttributes of a root that no layer names.
+static ROOT: FileAttributes = FileAttributes { mode: FOLDER, user: 0, group: 0, capability: Vec::new() };
 
-/// Attributes of the files of a tree, by their paths from its root; and what the tree has in all.
+/// FileAttributes of the files of a tree, by their paths from its root; and what the tree has in all.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Known {
-    pub(crate) files: BTreeMap<String, Attributes>,
+    pub(crate) files: BTreeMap<String, FileAttributes>,
     /// Bytes of all files that were written.
     pub(crate) bytes: u64,
     /// Devices and other things that a machine makes itself, which were left out.
@@ -101,7 +101,7 @@ mod tests {
     fn a_path_is_forgotten_with_what_is_below_it_and_nothing_beside_it() {
         let mut known = Known::default();
         for path in ["a", "a/b", "a/b/c", "a-b", "a.b", "a0", "ab", "b"] {
-            known.files.insert(path.to_owned(), Attributes::default());
+            known.files.insert(path.to_owned(), FileAttributes::default());
         }
         known.forget_all_but("a", &BTreeSet::from(["a/b/c".to_owned()]));
         assert_eq!(known.files.keys().collect::<Vec<_>>(), ["a-b", "a.b", "a/b/c", "a0", "ab", "b"]);
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn names_are_words_of_debugfs_or_refused() {
-        let odd = Attributes { mode: 0o104_755, user: 100_000, group: 7, capability: vec![1] };
+        let odd = FileAttributes { mode: 0o104_755, user: 100_000, group: 7, capability: vec![1] };
         let known = Known { files: [("a b/\"c\"".to_owned(), odd)].into(), ..Known::default() };
         let (commands, contents) = known.commands();
         let lines: Vec<_> = commands.lines().collect();

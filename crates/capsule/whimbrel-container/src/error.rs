@@ -1,4 +1,4 @@
-//! Why a container image cannot become a machine.
+//! Errors of container images that cannot become machines.
 
 use std::{io, path::PathBuf};
 

@@ -1,4 +1,4 @@
-//! What a machine has beside the files of its image, in a folder of their file system: busybox, its first
+//! Files of a machine beside those of its image, in a folder of their file system: busybox, the first
 //! process, the script of the program, and qemu-ga with its libraries.
 
 use crate::{ContainerError, ContainerImage, Layer, image::sha256};

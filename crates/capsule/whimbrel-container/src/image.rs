@@ -32,7 +32,7 @@ const DOCKER: &str = "manifest.json";
 /// A layer that has not been unpacked: a tar archive, perhaps compressed, in a part of a file.
 #[derive(Debug)]
 pub struct Layer {
-    /// The file.
+    /// File with the layer, perhaps among others.
     pub file: File,
     /// Where the layer begins in it, in bytes.
     pub offset: u64,
@@ -79,7 +79,7 @@ impl Platform {
 /// Parts of an image (image-spec, `manifest.md`).
 #[derive(Debug, Clone, Deserialize)]
 pub struct Manifest {
-    /// The configuration.
+    /// Configuration of the image, with its program.
     pub config: Descriptor,
     /// The layers, the lowest first.
     pub layers: Vec<Descriptor>,
@@ -127,7 +127,8 @@ pub fn is_container(path: &Path, is_tar: bool) -> bool {
     is_tar && Blobs::open(path).is_ok_and(is_part)
 }
 
-/// What a registry answers for a name: the manifest, or the descriptor of the one for this system in an index.
+/// The manifest that a registry answers with, or the descriptor of the one for this system if it answers with
+/// an index.
 pub fn manifest_of(text: &[u8]) -> Result<Result<Manifest, Descriptor>, ContainerError> {
     let found: IndexOrManifest = parsed("the manifest", text)?;
     match found {
@@ -384,7 +385,7 @@ mod tests {
         layout.index(&[layout.manifest(&[b"x"], "riscv64")]);
         assert!(layout.refusal().contains("linux/riscv64"));
 
-        layout.index(&[entry.clone()]);
+        layout.index(std::slice::from_ref(&entry));
         let digest = entry["digest"].as_str().unwrap().to_owned();
         fs::write(layout.blob_path(&digest), "{}").unwrap();
         assert!(layout.refusal().contains("checksum"));

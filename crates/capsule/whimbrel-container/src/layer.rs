@@ -3,9 +3,9 @@
 
 use crate::{
     ContainerError,
-    attributes::{Attributes, FOLDER, Known, can_be_named, capability_file},
+    attributes::{FOLDER, FileAttributes, Known, can_be_named, capability_file},
     image::digest_text,
-    tree::{Place, Tree},
+    tree::{Tree, TreePlace},
 };
 use aws_lc_rs::digest;
 use rustix::{
@@ -184,11 +184,11 @@ impl Unpacking {
     }
 
     /// The place of a path. Folders that were missing get usual attributes.
-    fn place(&mut self, path: &str) -> io::Result<Place> {
+    fn place(&mut self, path: &str) -> io::Result<TreePlace> {
         let mut made = Vec::new();
         let place = self.tree.place(path, &mut made)?;
         for folder in made {
-            self.known.files.insert(folder, Attributes { mode: FOLDER, ..Attributes::default() });
+            self.known.files.insert(folder, FileAttributes { mode: FOLDER, ..FileAttributes::default() });
         }
         Ok(place)
     }
@@ -201,7 +201,7 @@ impl Unpacking {
             // The root itself.
             self.known
                 .files
-                .insert(String::new(), Attributes { mode: FOLDER | attributes.mode, ..attributes });
+                .insert(String::new(), FileAttributes { mode: FOLDER | attributes.mode, ..attributes });
             return Ok(());
         }
         let place = self.place(path).map_err(unpack)?;
@@ -253,7 +253,7 @@ impl Unpacking {
     /// Writes a file. Its time is that of the layer, so that it does not differ from one import to the next.
     fn write<R: Read>(
         &mut self,
-        place: &Place,
+        place: &TreePlace,
         entry: &mut Entry<'_, R>,
         time: u64,
     ) -> Result<(), ContainerError> {
@@ -317,7 +317,7 @@ fn path_of(bytes: &[u8]) -> Result<String, ContainerError> {
 }
 
 /// Owner, permissions and capability of an entry, without the type.
-fn attributes_of<R: Read>(entry: &mut Entry<'_, R>) -> io::Result<Attributes> {
+fn attributes_of<R: Read>(entry: &mut Entry<'_, R>) -> io::Result<FileAttributes> {
     let number = |number: u64| u32::try_from(number).map_err(|_| io::Error::from(io::ErrorKind::InvalidData));
     let header = entry.header();
     let (mode, user, group) = (header.mode()? & 0o7777, number(header.uid()?)?, number(header.gid()?)?);
@@ -328,7 +328,7 @@ fn attributes_of<R: Read>(entry: &mut Entry<'_, R>) -> io::Result<Attributes> {
             capability = extension.value_bytes().to_vec();
         }
     }
-    Ok(Attributes { mode, user, group, capability })
+    Ok(FileAttributes { mode, user, group, capability })
 }
 
 #[cfg(test)]

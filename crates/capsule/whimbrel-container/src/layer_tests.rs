@@ -52,9 +52,9 @@ impl LayerFile {
     }
 }
 
-struct Place(tempfile::TempDir);
+struct Unpacked(tempfile::TempDir);
 
-impl Place {
+impl Unpacked {
     fn new() -> Self {
         Self(tempfile::tempdir().unwrap())
     }
@@ -95,7 +95,7 @@ impl Place {
 
 #[test]
 fn an_upper_layer_replaces_removes_and_hides_what_lower_ones_have() {
-    let place = Place::new();
+    let place = Unpacked::new();
     let lower = LayerFile::new().folder("./etc/").file("etc/a", b"1").file("etc/b", b"1").folder("data");
     let lower = lower.file("data/old", b"1").folder("data/sub").file("data/sub/old", b"1").folder("gone");
     let lower = lower.file("gone/x", b"1").file("kind", b"1").link(EntryType::Symlink, "lib", "/usr/lib");
@@ -135,7 +135,7 @@ fn an_upper_layer_replaces_removes_and_hides_what_lower_ones_have() {
 
 #[test]
 fn owners_and_modes_are_commands_and_not_those_of_the_tree() {
-    let place = Place::new();
+    let place = Unpacked::new();
     let mut special = LayerFile::header(EntryType::Regular, 0o4755, 2_000_000, 1);
     special.set_gid(5);
     let layer = LayerFile::new().raw("bin/su", special, b"x").folder("etc").file("etc/shadow", b"x");
@@ -166,7 +166,7 @@ fn owners_and_modes_are_commands_and_not_those_of_the_tree() {
 
 #[test]
 fn capabilities_of_files_are_kept() {
-    let place = Place::new();
+    let place = Unpacked::new();
     let mut layer = LayerFile::new();
     layer
         .0
@@ -179,7 +179,7 @@ fn capabilities_of_files_are_kept() {
 
 #[test]
 fn no_layer_leaves_the_tree() {
-    let place = Place::new();
+    let place = Unpacked::new();
     let outside = tempfile::tempdir().unwrap();
     fs::write(outside.path().join("secret"), "secret").unwrap();
     let refused = |layer: LayerFile, why: &str| {
@@ -218,19 +218,19 @@ fn layers_are_read_however_they_are_packed_and_checked() {
     gzip.write_all(&layer).unwrap();
     let packed = [layer.clone(), gzip.finish().unwrap(), zstd::encode_all(&*layer, 1).unwrap()];
     for packed in &packed {
-        let place = Place::new();
+        let place = Unpacked::new();
         assert_eq!(place.try_apply(&layer, packed, 10_000).unwrap().bytes, 10_000);
-        let refusal = Place::new().try_apply(&layer, packed, 9_999).unwrap_err();
+        let refusal = Unpacked::new().try_apply(&layer, packed, 9_999).unwrap_err();
         assert!(refusal.to_string().contains("more than 9999 bytes"), "{refusal}");
-        let refusal = Place::new().try_apply(b"another", packed, 10_000).unwrap_err();
+        let refusal = Unpacked::new().try_apply(b"another", packed, 10_000).unwrap_err();
         assert!(matches!(refusal, ContainerError::Checksum { .. }), "{refusal}");
         for length in [0, 1, 3, 300, packed.len() - 1] {
             let cut = &packed[..length.min(packed.len() - 1)];
-            Place::new().try_apply(&layer, cut, 10_000).unwrap_err();
+            Unpacked::new().try_apply(&layer, cut, 10_000).unwrap_err();
         }
     }
     // Limits hold for all layers together.
-    let place = Place::new();
+    let place = Unpacked::new();
     place.try_apply(&layer, &layer, 10_001).unwrap();
     let more = LayerFile::new().file("b", b"12").bytes();
     assert!(matches!(place.try_apply(&more, &more, 10_001), Err(ContainerError::TooLarge { .. })));
@@ -245,7 +245,7 @@ proptest::proptest! {
             let count = layer.len();
             layer[(at + index * 3) % count] ^= byte & 0x11;
         }
-        let place = Place::new();
+        let place = Unpacked::new();
         let _ = place.try_apply(&layer, &layer, 1 << 20);
     }
 }

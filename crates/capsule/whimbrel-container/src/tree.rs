@@ -31,7 +31,7 @@ pub(crate) struct Tree {
 
 /// A name in a folder of the tree.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct TreePlace {
     folder: OwnedFd,
     name: String,
     /// Path from the root of the tree, without links.
@@ -47,14 +47,14 @@ impl Tree {
     }
 
     /// The place of a relative path without `.` and `..`. Missing folders are made, and named in `made`.
-    pub(crate) fn place(&self, path: &str, made: &mut Vec<String>) -> io::Result<Place> {
+    pub(crate) fn place(&self, path: &str, made: &mut Vec<String>) -> io::Result<TreePlace> {
         let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
         let folder = self.folder(folder, made)?;
         let below = real_path(folder.as_fd())?;
         let below = below.strip_prefix(&self.path).map_err(|_| io::Error::from(Errno::XDEV))?;
         let below = below.to_str().ok_or(Errno::ILSEQ)?;
         let path = if below.is_empty() { name.to_owned() } else { format!("{below}/{name}") };
-        Ok(Place { folder, name: name.to_owned(), path })
+        Ok(TreePlace { folder, name: name.to_owned(), path })
     }
 
     fn folder(&self, path: &str, made: &mut Vec<String>) -> io::Result<OwnedFd> {
@@ -75,7 +75,7 @@ impl Tree {
     }
 }
 
-impl Place {
+impl TreePlace {
     fn kind(&self) -> Result<Option<FileType>, Errno> {
         match rustix::fs::statat(&self.folder, &*self.name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(found) => Ok(Some(FileType::from_raw_mode(found.st_mode))),

@@ -230,11 +230,7 @@ impl DaemonError {
                 ErrorCode::QemuFailed
             }
             Self::ImageSource { source, .. } => source_code(source),
-            Self::Container { source: ContainerError::Read { source, .. }, .. } => io_code(source),
-            Self::Container {
-                source: ContainerError::NoKernel | ContainerError::NotStatic { .. }, ..
-            } => ErrorCode::Unsupported,
-            Self::Container { .. } => ErrorCode::Invalid,
+            Self::Container { source, .. } => container_code(source),
             Self::Image { .. } | Self::NotRaw { .. } => ErrorCode::Invalid,
             Self::Store { code, .. } => *code,
             Self::MasterKey { .. } => ErrorCode::Invalid,
@@ -532,6 +528,14 @@ pub(crate) fn chain_code(error: &(dyn Error + 'static)) -> ErrorCode {
 /// Whether QEMU was not started, because what was asked for cannot be a machine.
 fn is_unfit(error: &(dyn Error + 'static)) -> bool {
     causes(error).any(|error| matches!(error.downcast_ref(), Some(LaunchError::Spec(_))))
+}
+
+fn container_code(error: &ContainerError) -> ErrorCode {
+    match error {
+        ContainerError::Read { source, .. } => io_code(source),
+        ContainerError::NoKernel | ContainerError::NotStatic { .. } => ErrorCode::Unsupported,
+        _ => ErrorCode::Invalid,
+    }
 }
 
 fn source_code(error: &FetchError) -> ErrorCode {

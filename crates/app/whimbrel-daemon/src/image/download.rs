@@ -302,7 +302,7 @@ async fn get(location: &Location, from: u64, said: Said<'_>) -> Result<Response<
         }
         let header = |name| response.headers().get(name).and_then(|next| next.to_str().ok());
         match header(header::LOCATION) {
-            // The other server has its own way to know who asks, in the address.
+            // A server to which another one redirects knows from the address who asks.
             Some(next) if status.is_redirection() => {
                 (location, said.token) = (location.redirected(next)?, None)
             }

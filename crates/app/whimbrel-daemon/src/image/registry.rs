@@ -166,14 +166,14 @@ impl Repository {
 }
 
 impl RemoteImage {
-    /// Its configuration, and its layers in files that `new_file` makes, each with its length.
+    /// The configuration of the image, and its layers in files that `new_file` makes, each with its length.
     pub(super) async fn fetch(
         &self,
         new_file: &(dyn Fn() -> Result<File, FetchError> + Sync),
         progress: &mut Progress<'_>,
     ) -> Result<(Vec<u8>, Vec<(File, u64)>), FetchError> {
         let mut repository = self.repository.clone();
-        // This also renews a token that was for the manifest, long ago.
+        // Asked for first, as a text: that renews a token which has ended.
         let config = repository.checked(&self.manifest.config, "blobs").await?;
         let total: u64 = self.manifest.layers.iter().map(|layer| layer.size).fold(0, u64::saturating_add);
         let (mut layers, mut before) = (Vec::new(), 0);

@@ -5,7 +5,7 @@ use crate::{
     argument_types::{NicArg, PortArg},
     context::Context,
     error::CliError,
-    first_boot::FirstBoot,
+    first_boot::{self, FirstBoot},
     hardware_args::ProfileArg,
     machine_text, operation,
     settings_args::SettingsArgs,
@@ -27,11 +27,10 @@ Examples:
   whimbrel launch ubuntu/24.04 ci --ssh-key ci.pub --user-data ci.yaml
   whimbrel launch debian/12 web --autostart --restart always
   whimbrel launch mine/web web2 --net lan1
-  whimbrel launch docker/nginx/1.27 www -p 8080:80
+  whimbrel launch docker/postgres/16 db -p 5432:5432 --env POSTGRES_PASSWORD=secret
 
 Fetches the image if it is not here, and makes the network lan0 if there is none. The machine shares all disk pages \
-with the image that it does not change. A machine of a container image runs its program; a script as --user-data runs before it, and \
-what that exports is the program's environment.";
+with the image that it does not change. A machine of a container image runs its program, with what --env sets.";
 
 /// Create a machine of an image, and start it
 #[derive(Debug, clap::Args)]
@@ -72,6 +71,9 @@ pub(crate) struct Args {
     /// Port of this host that leads to a port of the machine (repeatable)
     #[arg(short, long, value_name = "[ADDRESS:]PORT:PORT[/udp]")]
     publish: Vec<PortArg>,
+    /// Variable of the environment of the program, for a container image (repeatable)
+    #[arg(long = "env", value_name = "NAME=VALUE", value_parser = first_boot::variable)]
+    env: Vec<(String, String)>,
     #[command(flatten)]
     first_boot: FirstBoot,
     #[command(flatten)]
@@ -98,7 +100,7 @@ impl Args {
     }
 
     pub(crate) async fn create(self, context: &Context) -> Result<MachineInfo, CliError> {
-        let cloud_init = self.first_boot.cloud_init_with_own_keys()?;
+        let mut cloud_init = self.first_boot.cloud_init_with_own_keys()?;
         let capsule = CapsuleRef::Name(self.image.tag());
         let image = match context.client.capsule(&capsule).await {
             Err(ClientError::Api(error)) if error.code == ErrorCode::NotFound => {
@@ -108,6 +110,19 @@ impl Args {
             }
             found => found?,
         };
+        match (self.env.is_empty(), is_container(&image)) {
+            (true, _) => {}
+            (false, true) => {
+                cloud_init.user_data =
+                    Some(first_boot::script_of(&self.env, cloud_init.user_data.as_deref())?);
+            }
+            (false, false) => {
+                return Err(CliError::Usage {
+                    problem: "--env is for container images, and this image has a system".to_owned(),
+                    hint: "--user-data has what cloud-init is to do in it".to_owned(),
+                });
+            }
+        }
         if cloud_init.ssh_keys.is_empty() && cloud_init.user_data.is_none() && !is_container(&image) {
             let note = "note: no SSH key in ~/.ssh: without --ssh-key or --user-data nobody can log in";
             context.output.remark(note);

@@ -16,7 +16,7 @@ use std::{
     path::Path,
     process::Command,
 };
-use whimbrel_api::{CapsuleInfo, CapsuleRef, ExportFormat, ExportRequest, ImageName};
+use whimbrel_api::{CapsuleInfo, CapsuleRef, ExportFormat, ExportRequest, ImageName, PROGRAM_LABEL};
 use whimbrel_core::{ByteSize, CapsuleId};
 use whimbrel_wire::atomic_file;
 
@@ -91,7 +91,9 @@ impl<'a> Publisher<'a> {
     }
 
     fn images_of<'c>(&self, capsule: &'c CapsuleInfo) -> Vec<(ImageName, &'c CapsuleInfo)> {
-        let has_disk = capsule.images.iter().any(|image| image.name != "memory");
+        // The disk of a container image does not boot by itself.
+        let boots = !capsule.labels.contains_key(PROGRAM_LABEL);
+        let has_disk = boots && capsule.images.iter().any(|image| image.name != "memory");
         let names = capsule.names.iter().filter_map(|tag| ImageName::of(tag, &capsule.labels));
         let is_wanted =
             |name: &ImageName| self.wanted.is_empty() || self.wanted.iter().any(|one| is_same(one, name));

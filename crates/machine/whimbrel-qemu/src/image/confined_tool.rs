@@ -88,7 +88,7 @@ impl<'a> ConfinedTool<'a> {
         let dir = File::open(self.dir).map_err(ImageError::Start)?;
         let mut command = Command::new(run.program);
         let confinement = Confinement::of_tool(self.user, dir.into(), limits);
-        // This process's own program is named by a link, and the folder that it is in may be read.
+        // A process names its own program by a link; the folder that the program is in may be read.
         let program = std::fs::read_link(run.program).unwrap_or_else(|_| run.program.to_owned());
         confinement.with_files_of(&program).map_err(ImageError::Start)?.apply_to(&mut command);
         // The environment of a daemon may have secrets in it.

@@ -83,7 +83,7 @@ impl<'a> NewFileSystem<'a> {
         self.e2fsprogs("mke2fs", &arguments, patience, cancelled)?;
         let arguments = ["-w", "-f", Self::COMMANDS, Self::DISK];
         let words = self.e2fsprogs("debugfs", &arguments, patience, cancelled)?;
-        // It succeeds whatever becomes of its commands, and begins with its name and version.
+        // The program succeeds whatever becomes of its commands, and begins with its name and version.
         if let Some(line) = words.lines().find(|line| !line.starts_with("debugfs ")) {
             return Err(ImageError::Rejected { tool: "debugfs".to_owned(), words: line.to_owned() });
         }
