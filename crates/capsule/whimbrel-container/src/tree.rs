@@ -1,32 +1,35 @@
 //! A tree of files below a folder, into which layers are unpacked: no name and no link leads out of it.
 //!
-//! The kernel resolves every path as if the folder were the root (openat2(2), `RESOLVE_IN_ROOT`). So an
-//! absolute link of an image leads to where it will lead in the machine.
+//! Each path is walked part by part, without following a link, and the target of a link is walked from the
+//! root of the tree. So an absolute link of an image leads to where it will lead in the machine. openat2(2)
+//! could do that by itself, but services that may make no set-user-id files have no such call
+//! (`RestrictSUIDSGID=` of systemd). Nobody else changes the tree meanwhile.
 
 use rustix::{
-    fd::{AsFd, BorrowedFd, OwnedFd},
-    fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags},
+    fd::OwnedFd,
+    fs::{AtFlags, FileType, Mode, OFlags},
     io::Errno,
 };
-use std::{
-    collections::BTreeSet,
-    ffi::OsStr,
-    fs::File,
-    io,
-    os::unix::ffi::OsStrExt,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeSet, ffi::OsStr, fs::File, io, os::unix::ffi::OsStrExt, path::Path};
 
 /// Rights of files and folders here; those of the image are set in the finished file system.
 const FILE: Mode = Mode::from_raw_mode(0o600);
 const FOLDER: Mode = Mode::from_raw_mode(0o700);
-const PATH_ONLY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+const PATH_ONLY: OFlags =
+    OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+/// Most links in one path, as Linux has it (path_resolution(7)).
+const LINKS_MAX: usize = 40;
 
 /// The folder with the tree.
 #[derive(Debug)]
 pub(crate) struct Tree {
     root: OwnedFd,
-    path: PathBuf,
+}
+
+/// A folder of the tree, and its path from the root without links.
+struct Folder {
+    open: OwnedFd,
+    parts: Vec<String>,
 }
 
 /// A name in a folder of the tree.
@@ -41,23 +44,18 @@ pub(crate) struct TreePlace {
 impl Tree {
     /// The tree below the folder `path`.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
-        let root = rustix::fs::open(path, PATH_ONLY, Mode::empty())?;
-        let path = real_path(root.as_fd())?;
-        Ok(Self { root, path })
+        Ok(Self { root: rustix::fs::open(path, PATH_ONLY, Mode::empty())? })
     }
 
     /// The place of a relative path without `.` and `..`. Missing folders are made, and named in `made`.
     pub(crate) fn place(&self, path: &str, made: &mut Vec<String>) -> io::Result<TreePlace> {
         let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
-        let folder = self.folder(folder, made)?;
-        let below = real_path(folder.as_fd())?;
-        let below = below.strip_prefix(&self.path).map_err(|_| io::Error::from(Errno::XDEV))?;
-        let below = below.to_str().ok_or(Errno::ILSEQ)?;
-        let path = if below.is_empty() { name.to_owned() } else { format!("{below}/{name}") };
-        Ok(TreePlace { folder, name: name.to_owned(), path })
+        let Folder { open, mut parts } = self.folder(folder, made)?;
+        parts.push(name.to_owned());
+        Ok(TreePlace { folder: open, name: name.to_owned(), path: parts.join("/") })
     }
 
-    fn folder(&self, path: &str, made: &mut Vec<String>) -> io::Result<OwnedFd> {
+    fn folder(&self, path: &str, made: &mut Vec<String>) -> io::Result<Folder> {
         match self.open_folder(path) {
             Err(Errno::NOENT) => {}
             found => return Ok(found?),
@@ -68,11 +66,56 @@ impl Tree {
         Ok(self.open_folder(path)?)
     }
 
-    fn open_folder(&self, path: &str) -> Result<OwnedFd, Errno> {
-        let path = if path.is_empty() { "." } else { path };
-        let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-        rustix::fs::openat2(&self.root, path, PATH_ONLY, Mode::empty(), resolve)
+    /// Opens the folder that a path leads to in the tree.
+    fn open_folder(&self, path: &str) -> Result<Folder, Errno> {
+        let mut here = Folder { open: rustix::io::dup(&self.root)?, parts: Vec::new() };
+        let (mut left, mut links) = (reversed(path), 0);
+        while let Some(part) = left.pop() {
+            match &*part {
+                "" | "." => continue,
+                ".." => {
+                    here.parts.pop();
+                    here.open = self.open_parts(&here.parts)?;
+                    continue;
+                }
+                _ => {}
+            }
+            match rustix::fs::openat(&here.open, &*part, PATH_ONLY, Mode::empty()) {
+                Ok(open) => {
+                    here.open = open;
+                    here.parts.push(part);
+                }
+                // A link, or something else that is no folder.
+                Err(Errno::NOTDIR) => {
+                    let target = rustix::fs::readlinkat(&here.open, &*part, Vec::new());
+                    let target = target.map_err(|_| Errno::NOTDIR)?;
+                    let target = target.to_str().map_err(|_| Errno::ILSEQ)?;
+                    links += 1;
+                    if links > LINKS_MAX {
+                        return Err(Errno::LOOP);
+                    }
+                    if target.starts_with('/') {
+                        here = Folder { open: rustix::io::dup(&self.root)?, parts: Vec::new() };
+                    }
+                    left.extend(reversed(target));
+                }
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(here)
     }
+
+    /// Opens the folder at a path without links.
+    fn open_parts(&self, parts: &[String]) -> Result<OwnedFd, Errno> {
+        let open =
+            |open: OwnedFd, part: &String| rustix::fs::openat(&open, &**part, PATH_ONLY, Mode::empty());
+        parts.iter().try_fold(rustix::io::dup(&self.root)?, open)
+    }
+}
+
+/// Parts of a path, the last one first.
+fn reversed(path: &str) -> Vec<String> {
+    path.rsplit('/').map(str::to_owned).collect()
 }
 
 impl TreePlace {
@@ -173,12 +216,6 @@ fn leads_to(kept: &BTreeSet<String>, path: &str) -> bool {
     kept.contains(path) || kept.range(below.clone()..).next().is_some_and(|next| next.starts_with(&below))
 }
 
-/// Path of an open folder.
-fn real_path(folder: BorrowedFd) -> io::Result<PathBuf> {
-    use std::os::fd::AsRawFd;
-    std::fs::read_link(format!("/proc/self/fd/{}", folder.as_raw_fd()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -202,6 +239,10 @@ mod tests {
         }
         assert!(made.is_empty());
         // The folder is outside, so it is not there; and a link is in its place.
+        symlink("round", root.join("round")).unwrap();
+        tree.place("round/x", &mut made).unwrap_err();
+        fs::write(root.join("plain"), "").unwrap();
+        tree.place("plain/x", &mut made).unwrap_err();
         tree.place("out/d", &mut made).unwrap_err();
         assert_eq!(fs::read_dir(dir.path().join("outside")).unwrap().count(), 0);
         tree.place("x/y/z", &mut made).unwrap().make_file().unwrap();

@@ -25,7 +25,8 @@ use std::{
 const ADDRESS_SPACE: u64 = 4 << 30;
 /// Longest output of a tool.
 const OUTPUT_MAX: u64 = 64 << 10;
-const FILES_MAX: u64 = 64;
+/// Most open files: a tool that removes a tree has some for each folder on the way down.
+const FILES_MAX: u64 = 1024;
 /// Time for what does not depend on the size of an image.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 /// Bytes a second that the slowest disk takes.
