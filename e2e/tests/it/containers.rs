@@ -64,7 +64,7 @@ impl Layout {
         write(&upper, "data/.wh.old", 0o600, "");
         write(&upper, "lib/later", 0o644, "by the link");
         write(&upper, "app/index.html", 0o644, "served");
-        let serve = "#!/bin/sh\necho \"$GREETING $EXTRA from $(id -u):$(id -g) in $PWD, $1\"\nexec httpd -f -p 8000\n";
+        let serve = "#!/bin/sh\necho \"$GREETING $EXTRA from $(id -u):$(id -g) at $HOME in $PWD, $1\"\nexec httpd -f -p 8000\n";
         write(&upper, "app/serve", 0o755, serve);
         // Without the folder `lib`, which would take the place of the link.
         layout.add_of(&upper, &["--owner=0", "--group=0"], &["data/.wh.old", "lib/later", "app"]);
@@ -203,7 +203,7 @@ fn a_container_image_becomes_a_machine_that_runs_its_program() {
     assert!(said.contains("whimbrel exec box"), "{said}");
     assert_eq!(served(place, 8080), "served");
     let log = alpha.run(&["logs", "box"]);
-    assert!(log.contains("it's set, more words from 1234:1235 in /app, a word"), "{log}");
+    assert!(log.contains("it's set, more words from 1234:1235 at / in /app, a word"), "{log}");
 
     let sh = |script: &str| alpha.run(&["exec", "box", "--", "sh", "-c", script]);
     let seen = sh("hostname; cat /etc/hostname; ls /data; cat /usr/lib/later; echo; id -u; cat /proc/1/comm");

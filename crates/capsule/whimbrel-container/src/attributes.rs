@@ -28,7 +28,7 @@ static ROOT: FileAttributes = FileAttributes { mode: FOLDER, user: 0, group: 0, 
 
 /// FileAttributes of the files of a tree, by their paths from its root; and what the tree has in all.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Known {
+pub(crate) struct TreeAttributes {
     pub(crate) files: BTreeMap<String, FileAttributes>,
     /// Bytes of all files that were written.
     pub(crate) bytes: u64,
@@ -36,7 +36,7 @@ pub(crate) struct Known {
     pub(crate) left_out: u64,
 }
 
-impl Known {
+impl TreeAttributes {
     /// Forgets `path`, but for these.
     pub(crate) fn forget_all_but(&mut self, path: &str, kept: &std::collections::BTreeSet<String>) {
         let below = format!("{path}/");
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn a_path_is_forgotten_with_what_is_below_it_and_nothing_beside_it() {
-        let mut known = Known::default();
+        let mut known = TreeAttributes::default();
         for path in ["a", "a/b", "a/b/c", "a-b", "a.b", "a0", "ab", "b"] {
             known.files.insert(path.to_owned(), FileAttributes::default());
         }
@@ -112,7 +112,8 @@ mod tests {
     #[test]
     fn names_are_words_of_debugfs_or_refused() {
         let odd = FileAttributes { mode: 0o104_755, user: 100_000, group: 7, capability: vec![1] };
-        let known = Known { files: [("a b/\"c\"".to_owned(), odd)].into(), ..Known::default() };
+        let known =
+            TreeAttributes { files: [("a b/\"c\"".to_owned(), odd)].into(), ..TreeAttributes::default() };
         let (commands, contents) = known.commands();
         let lines: Vec<_> = commands.lines().collect();
         assert_eq!(lines[0], "sif \"/\" mode 040755");

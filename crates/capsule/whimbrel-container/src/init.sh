@@ -58,9 +58,12 @@ if [ -e $here/qemu-ga ]; then
 fi
 
 program() {
+    # The kernel's own for the first process.
+    unset HOME
     . $here/program
-    [ -n "$HOME" ] || HOME=$($b sed -n "s/^${user%%:*}:.*:\([^:]*\):[^:]*$/\1/p" /etc/passwd 2>/dev/null)
-    export HOME="${HOME:-/root}"
+    whose=${user%%:*}
+    [ -n "$HOME" ] || HOME=$($b awk -F: -v "u=${whose:-0}" '$1 == u || $3 == u { print $6; exit }' /etc/passwd 2>/dev/null)
+    export HOME="${HOME:-/}"
     $b mkdir -p "$folder"
     cd "$folder" || exit 1
     # What a script that was given with the machine exports is the environment of the program.

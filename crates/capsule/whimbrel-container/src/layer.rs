@@ -3,7 +3,7 @@
 
 use crate::{
     ContainerError,
-    attributes::{FOLDER, FileAttributes, Known, can_be_named, capability_file},
+    attributes::{FOLDER, FileAttributes, TreeAttributes, can_be_named, capability_file},
     image::digest_text,
     tree::{Tree, TreePlace},
 };
@@ -71,7 +71,7 @@ pub fn apply_layer(place: &Path, layer: impl Read, limits: &LayerLimits) -> Resu
     }
     let known = match fs::read(place.join(KNOWN)) {
         Ok(text) => serde_json::from_slice(&text).map_err(|error| ContainerError::invalid(KNOWN, error))?,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Known::default(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => TreeAttributes::default(),
         Err(error) => return Err(unpack(error)),
     };
     let tree = Tree::open(&tree).map_err(unpack)?;
@@ -124,7 +124,7 @@ impl<R: Read> Read for Digested<R> {
 /// A tree while a layer is applied to it.
 struct Unpacking {
     tree: Tree,
-    known: Known,
+    known: TreeAttributes,
     /// Paths of this layer, which its own marks do not remove.
     added: BTreeSet<String>,
     limit: u64,
@@ -278,7 +278,7 @@ impl Unpacking {
         for (index, content) in capabilities.into_iter().enumerate() {
             fs::write(place.join(capability_file(index)), content)?;
         }
-        let Known { files, bytes, left_out } = &self.known;
+        let TreeAttributes { files, bytes, left_out } = &self.known;
         Ok(Applied { bytes: *bytes, files: files.len() as u64, left_out: *left_out })
     }
 }
