@@ -16,10 +16,10 @@ $b ln -sf /proc/self/fd/2 /dev/stderr
 # Programs of any user write their logs to it.
 $b chmod 622 /dev/console /dev/ttyS0 2>/dev/null
 
-# The disk with the machine's name and its settings, if it has one.
+# The disk with the machine's name and its settings, which may be secret, if it has one.
 name=container
 seed=$($b findfs LABEL=CIDATA 2>/dev/null)
-if [ -n "$seed" ] && $b mkdir -p $here/seed && $b mount -t vfat -o ro "$seed" $here/seed; then
+if [ -n "$seed" ] && $b mkdir -p $here/seed && $b mount -t vfat -o ro,umask=077 "$seed" $here/seed; then
     given=$($b sed -n 's/.*"local-hostname":"\([^"]*\)".*/\1/p' $here/seed/meta-data)
     name=${given:-$name}
 fi

@@ -22,10 +22,10 @@ use std::{
 use tar::{Entry, EntryType};
 
 /// Folder with the tree, beside which the attributes are.
-pub(crate) const TREE: &str = "tree";
+pub const TREE: &str = "tree";
 const KNOWN: &str = "attributes.json";
-/// Commands of debugfs(8) that set the attributes.
-pub(crate) const COMMANDS: &str = "attributes";
+/// File with the commands of debugfs(8) that set the attributes.
+pub const COMMANDS: &str = "attributes";
 /// Marks of what a layer removes: a name, and all that was in a folder.
 const WHITEOUT: &str = ".wh.";
 const OPAQUE: &str = ".wh..wh..opq";
@@ -164,21 +164,16 @@ impl Unpacking {
     fn remove(&mut self, path: &str, only_below: bool) -> Result<(), ContainerError> {
         let unpack = |source| ContainerError::Unpack { source };
         let path = path.trim_end_matches('/');
-        let removed = match (path, only_below) {
-            ("", false) => Ok(()),
-            ("", true) => self.place("").and_then(|root| root.remove_below(&self.added)),
-            (_, false) => self.place(path).and_then(|place| place.remove_all_but(&self.added)),
-            (_, true) => self.place(path).and_then(|place| match place.exists()? {
-                true => place.remove_below(&self.added),
-                false => Ok(()),
-            }),
-        };
-        removed.map_err(unpack)?;
-        let real = if path.is_empty() { String::new() } else { self.place(path).map_err(unpack)?.path };
-        let own = only_below.then(|| self.known.files.get(&real).cloned()).flatten();
-        self.known.forget_all_but(&real, &self.added);
+        let place = self.place(path).map_err(unpack)?;
+        if !only_below {
+            place.remove_all_but(&self.added).map_err(unpack)?;
+        } else if path.is_empty() || place.exists().map_err(unpack)? {
+            place.remove_below(&self.added).map_err(unpack)?;
+        }
+        let own = only_below.then(|| self.known.files.get(&place.path).cloned()).flatten();
+        self.known.forget_all_but(&place.path, &self.added);
         if let Some(own) = own {
-            self.known.files.insert(real, own);
+            self.known.files.insert(place.path, own);
         }
         Ok(())
     }

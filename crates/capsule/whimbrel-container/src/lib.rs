@@ -37,7 +37,7 @@ pub use guest::GuestPrograms;
 pub use image::{ContainerImage, Descriptor, Layer, Manifest, is_container, manifest_of};
 pub use initrd::initrd;
 pub use kernel::{Kernel, Modules};
-pub use layer::{Applied, LayerLimits, apply_layer};
+pub use layer::{Applied, COMMANDS, LayerLimits, TREE, apply_layer};
 
 /// Label of the file system that a machine of a container image has as its root.
 pub const ROOT_LABEL: &str = "container";

@@ -213,7 +213,8 @@ impl Daemon {
     ) -> Result<CapsuleId, DaemonError> {
         let (path, name, labels) = (&*request.path, &request.name, BTreeMap::new());
         if let Some(image) = open_container(path)? {
-            return self.import_container(image, (path, name, labels), reporter);
+            let host = self.host_files(path)?;
+            return self.import_container((image, host), (path, name, labels), reporter);
         }
         let disk = open_image(&self.directories, path, &|| reporter.is_cancelled())?;
         self.import_disk(NewDisk { disk, path, name, labels, boot: None }, reporter)

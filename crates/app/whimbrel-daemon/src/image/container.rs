@@ -21,10 +21,11 @@ use std::{
 use whimbrel_api::{PROGRAM_LABEL, Unit};
 use whimbrel_block::FileDevice;
 use whimbrel_container::{
-    Applied, ContainerError, ContainerImage, GuestPrograms, Kernel, Layer, Modules, ROOT_LABEL, initrd,
+    Applied, COMMANDS, ContainerError, ContainerImage, GuestPrograms, Kernel, Layer, Modules, ROOT_LABEL,
+    TREE, initrd,
 };
 use whimbrel_core::{ByteSize, CapsuleId, RefName};
-use whimbrel_qemu::{ImageError, NewFileSystem};
+use whimbrel_qemu::{ImageError, NewFileSystem, UnpackedTree};
 
 /// Path of this program, also after its file was replaced.
 const PROGRAM: &str = "/proc/self/exe";
@@ -88,28 +89,41 @@ impl ContainerSettings {
     }
 }
 
+/// What a machine gets of this host beside the files of its image.
+pub(crate) struct HostFiles {
+    programs: GuestPrograms,
+    boot: BootContent,
+}
+
 impl Daemon {
-    /// Makes a capsule of a container image, with a tag and labels. Errors call the image `path`.
-    pub(crate) fn import_container(
-        &self,
-        image: ContainerImage,
-        (path, name, mut labels): (&Path, &RefName, BTreeMap<String, String>),
-        reporter: &ProgressReporter,
-    ) -> Result<CapsuleId, DaemonError> {
+    /// What this host has for a machine of a container image; an error if it lacks something. Errors call the
+    /// image `path`.
+    pub(crate) fn host_files(&self, path: &Path) -> Result<HostFiles, DaemonError> {
         let failed = |source| DaemonError::Container { path: path.to_owned(), source };
-        let settings = &self.images.containers;
         let programs = GuestPrograms::of_this_host().map_err(failed)?;
-        let (kernel, modules) = settings.kernel().map_err(failed)?;
-        let program: String = image.program().join(" ").chars().take(LABEL_MAX).collect();
-        labels.insert(PROGRAM_LABEL.to_owned(), program);
+        let (kernel, modules) = self.images.containers.kernel().map_err(failed)?;
         let boot = BootContent {
             kernel: fs::read(&kernel).map_err(|source| DaemonError::io("read", &kernel, source))?,
             initrd: initrd(&programs, &modules),
             append: APPEND.to_owned(),
         };
+        Ok(HostFiles { programs, boot })
+    }
+
+    /// Makes a capsule of a container image, with a tag and labels. Errors call the image `path`.
+    pub(crate) fn import_container(
+        &self,
+        (image, host): (ContainerImage, HostFiles),
+        (path, name, mut labels): (&Path, &RefName, BTreeMap<String, String>),
+        reporter: &ProgressReporter,
+    ) -> Result<CapsuleId, DaemonError> {
+        let failed = |source| DaemonError::Container { path: path.to_owned(), source };
+        let HostFiles { programs, boot } = host;
+        let program: String = image.program().join(" ").chars().take(LABEL_MAX).collect();
+        labels.insert(PROGRAM_LABEL.to_owned(), program);
         let top = programs.layer(&image, unnamed_file(&self.directories, 0)?).map_err(failed)?;
         let layers = image.layers.into_iter().chain([top]).collect();
-        let disk = self.file_system(layers, (path, settings.size()), reporter)?;
+        let disk = self.file_system(layers, (path, self.images.containers.size()), reporter)?;
         let disk = FileDevice::new(disk, true).map_err(|source| DaemonError::io("read", path, source))?;
         self.import_disk(NewDisk { disk, path, name, labels, boot: Some(boot) }, reporter)
     }
@@ -149,7 +163,8 @@ impl Daemon {
             files = applied.files;
         }
         reporter.progress("writing", Unit::Items, 0, None);
-        new.write(ROOT_LABEL, files, &cancelled).map_err(refused)
+        let tree = UnpackedTree { folder: TREE, commands: COMMANDS, files };
+        new.write(ROOT_LABEL, tree, &cancelled).map_err(refused)
     }
 }
 

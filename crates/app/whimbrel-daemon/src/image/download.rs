@@ -29,8 +29,8 @@ use tokio::{
 };
 use whimbrel_wire::web_tls;
 
-/// Largest image file.
-const IMAGE_MAX: u64 = 256 << 30;
+/// Largest image file, and largest sum of the layers of an image.
+pub(super) const IMAGE_MAX: u64 = 256 << 30;
 /// Longest time without a byte.
 const SILENCE: Duration = Duration::from_secs(30);
 /// Longest time until a cancel is seen.

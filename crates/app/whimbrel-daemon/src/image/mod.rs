@@ -138,12 +138,14 @@ impl Daemon {
         };
         let (path, labels) = (Path::new(&location), offer.labels(name));
         if let Some(image) = &offer.container {
+            // Before anything is fetched.
+            let host = self.host_files(path)?;
             let new_file = || unnamed_file(&self.directories, 0).map_err(no_file);
             let fetched = self.runtime.block_on(image.fetch(&new_file, &mut progress));
             let (config, layers) = fetched.map_err(failed)?;
             let image = ContainerImage::of_parts(&config, layers);
             let image = image.map_err(|source| DaemonError::Container { path: path.to_owned(), source })?;
-            return self.import_container(image, (path, &name.tag(), labels), reporter);
+            return self.import_container((image, host), (path, &name.tag(), labels), reporter);
         }
         let file = unnamed_file(&self.directories, 0)?;
         let wanted = download::Download {

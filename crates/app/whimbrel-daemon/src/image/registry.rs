@@ -176,6 +176,9 @@ impl RemoteImage {
         // Asked for first, as a text: that renews a token which has ended.
         let config = repository.checked(&self.manifest.config, "blobs").await?;
         let total: u64 = self.manifest.layers.iter().map(|layer| layer.size).fold(0, u64::saturating_add);
+        if total > download::IMAGE_MAX {
+            return Err(FetchError::TooLong { limit: download::IMAGE_MAX });
+        }
         let (mut layers, mut before) = (Vec::new(), 0);
         for layer in &self.manifest.layers {
             let (location, checksum, file) =

@@ -11,7 +11,7 @@ mod file_system;
 mod format;
 
 pub use conversion::Conversion;
-pub use file_system::NewFileSystem;
+pub use file_system::{NewFileSystem, UnpackedTree};
 pub use format::ImageFormat;
 
 use std::{io, time::Duration};
