@@ -104,8 +104,8 @@ impl<'a> NewFileSystem<'a> {
         self.open_disk()
     }
 
-    /// Opens the file system. The directory is the tools', so what has its name may be a link to a file of the
-    /// host, or a fifo that nobody writes to.
+    /// Opens the file system. The directory is that of the tools: a link to a file of the host may have its
+    /// name, or a fifo that nobody writes to.
     fn open_disk(&self) -> Result<File, ImageError> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let disk = rustix::fs::open(self.tool.dir.join(DISK), flags, Mode::empty());
