@@ -5,9 +5,10 @@
 //! builds share one set of artefacts. Tests are compiled before clippy runs: it then finds procedural macros
 //! and C code built. `--changed` is the developer's loop: no documentation, and of the tests those whose
 //! binary changed since they passed. CI runs everything, and builds once: with `WHIMBREL_LINT_BUILD` clippy
-//! itself compiles what it checks. What it builds is not what a developer's own builds could use.
+//! itself compiles what it checks, and rustdoc checks against what it compiled. What it builds is not what a
+//! developer's own builds could use.
 
-use crate::{clients, test_run, tidy, web};
+use crate::{clients, lint_build, test_run, tidy, web};
 use anyhow::{Context, Result, bail};
 use std::{
     path::Path,
@@ -52,7 +53,9 @@ pub(crate) fn run(root: &Path, scope: Scope) -> Result<()> {
     if !lints {
         times.step("clippy", || cargo(root, CLIPPY))?;
     }
-    if scope == Scope::All {
+    if lints {
+        times.step("doc", || lint_build::check_documentation(root))?;
+    } else if scope == Scope::All {
         times.step("doc", || cargo(root, DOC))?;
     }
     let slowest = times.step("test", || test_run::run(root, &binaries, scope))?;

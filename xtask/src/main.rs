@@ -9,6 +9,7 @@ mod campaign;
 mod check;
 mod clients;
 mod fuzz;
+mod lint_build;
 mod release;
 mod sbom;
 mod simulate;
@@ -42,7 +43,7 @@ usage: cargo xtask COMMAND
 ";
 
 fn main() -> ExitCode {
-    match run(std::env::args().skip(1).collect()) {
+    match lint_build::become_compiler().and_then(|()| run(std::env::args().skip(1).collect())) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("xtask: {error:#}");

@@ -12,7 +12,7 @@
 //! A binary that says nothing for [`SILENCE_MAX`] is ended, and its cases without a result have failed: a
 //! case that waits for ever would otherwise take the whole run with it, and nobody would know which it was.
 
-use crate::check::Scope;
+use crate::{check::Scope, lint_build};
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use std::{
@@ -72,18 +72,11 @@ struct Profile {
     test: bool,
 }
 
-/// Has clippy compile, in place of the compiler that it is made of, and refuse what it warns of. The second
-/// is how `cargo clippy` passes on its arguments (`src/main.rs` of clippy).
-const LINTING: [(&str, &str); 2] = [
-    ("RUSTC_WORKSPACE_WRAPPER", "clippy-driver"),
-    ("CLIPPY_ARGS", "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__"),
-];
-
 /// Compiles all tests and the programs that they start; checks them by clippy meanwhile if `lints` says so.
 pub(crate) fn build(root: &Path, lints: bool) -> Result<Vec<TestBinary>> {
     let mut command = Command::new(env!("CARGO"));
     if lints {
-        command.envs(LINTING);
+        lint_build::prepare(&mut command, root)?;
     }
     command.args(["test", "--workspace", "--no-run", "--locked"]);
     command.arg("--message-format=json-render-diagnostics").current_dir(root).stdout(Stdio::piped());
