@@ -9,7 +9,7 @@ use std::{
 use whimbrel_e2e::{Cluster, DHCP, Guest, HostProcess, PATIENCE};
 use whimbrel_testkit::{
     guest::{TestAgent, Work, assert_same_life},
-    lab::Namespace,
+    lab::{Namespace, StreamEnd, StreamProbe},
 };
 
 pub(crate) fn start(cluster: &Cluster, host: &HostProcess, name: &str) {
@@ -154,32 +154,129 @@ fn machines_of_a_network_have_addresses_names_a_way_out_and_published_ports() {
     assert_eq!(std::fs::read_dir(servers).expect("a directory").count(), 0);
 }
 
-#[test]
-fn a_machine_that_moves_keeps_its_address_in_the_network_of_the_same_name() {
-    let cluster = Cluster::start(&["alpha", "beta"]);
-    let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));
-    for host in [alpha, beta] {
-        host.run(&["network", "create", "lan0"]);
+/// Waits until `network show` says of each of the hosts that it is joined.
+fn wait_joined(host: &HostProcess, others: &[&str]) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let network = host.json(&["network", "show", "lan0"]);
+        let hosts = network["hosts"].as_array().cloned().unwrap_or_default();
+        let joined = hosts.iter().filter(|it| it["joined"] == true).map(|it| it["host"].clone());
+        if joined.collect::<Vec<_>>() == others {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{} is not joined: {network}\n{}", host.name(), host.log_text());
+        std::thread::sleep(Duration::from_millis(50));
     }
+}
+
+/// Waits until `host` knows that `machine` is on `other`, at an address.
+fn wait_told(host: &HostProcess, other: &str, machine: &str, address: Ipv4Addr) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let network = host.json(&["network", "show", "lan0"]);
+        let hosts = network["hosts"].as_array().expect("a list").iter();
+        let told = hosts.filter(|it| it["host"] == other).flat_map(|it| it["machines"].as_array());
+        if told.flatten().any(|it| it["machine"] == machine && it["address"] == address.to_string()) {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{} does not know of {machine}: {network}", host.name());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// A station in the network of a host, at an address beside `address`, as a machine would be.
+fn station(place: &Namespace, address: Ipv4Addr, taken: &[Ipv4Addr]) -> (Namespace, Ipv4Addr) {
+    let (station, own) = (Namespace::new().expect("a namespace"), beside(address, taken));
+    let ip = |place: &Namespace, words: &str| drop(place.ip(words).expect("a command of iproute2"));
+    ip(&station, &format!("link add eth0 type veth peer name to-station netns {}", place.path()));
+    ip(place, "link set to-station master lan0 up");
+    ip(&station, &format!("addr add {own}/24 dev eth0"));
+    ip(&station, "link set eth0 up");
+    (station, own)
+}
+
+fn wait_lines(stream: &StreamProbe, when: &str) {
+    let (begun, deadline) = (stream.lines(), Instant::now() + PATIENCE);
+    while stream.lines() < begun + 20 {
+        assert!(Instant::now() < deadline, "{when}: the stream stands still at line {begun}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_machine_moves_in_a_network_that_three_hosts_share_and_keeps_address_and_connections() {
+    let mut cluster = Cluster::start(&["alpha", "beta", "gamma"]);
+    let names = ["alpha", "beta", "gamma"];
+    for name in names {
+        cluster.host(name).run(&["network", "create", "lan0"]);
+    }
+    let (alpha, beta, gamma) = (cluster.host("alpha"), cluster.host("beta"), cluster.host("gamma"));
+    assert!(alpha.refuse(&["network", "share", "lan0", "alpha"]).text.contains("is this host"));
+    assert!(alpha.refuse(&["network", "share", "lan0", "delta"]).text.contains("delta"));
+    alpha.run(&["network", "share", "lan0", "beta", "gamma"]);
+    let deadline = Instant::now() + PATIENCE;
+    while !alpha.run(&["network", "show", "lan0"]).contains("beta does not share lan0 with alpha") {
+        assert!(Instant::now() < deadline, "{}", alpha.run(&["network", "show", "lan0"]));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    beta.run(&["network", "share", "lan0", "alpha", "gamma"]);
+    gamma.run(&["network", "share", "lan0", "alpha", "beta"]);
+    wait_joined(alpha, &["beta", "gamma"]);
+    wait_joined(beta, &["alpha", "gamma"]);
+    wait_joined(gamma, &["alpha", "beta"]);
+
     start(&cluster, alpha, "web");
     let address = address_of(alpha, "web");
+    wait_told(gamma, "alpha", "web", address);
     let before = agent(cluster.lab.host("alpha"), (address, 7000).into()).state().expect("an answer");
+    let gateway = gamma.json(&["network", "show", "lan0"])["gateway"].as_str().expect("a gateway").to_owned();
+    let taken = [address, gateway.parse().expect("an address")];
+    let (there, _) = station(cluster.lab.host("gamma"), address, &taken);
+    // By the name, of the name server of gamma; and each ping is answered once, so no frame goes in a circle.
+    let named = there.output("busybox", &["nslookup", "web.internal", &gateway]).expect("a name");
+    assert!(named.contains(&address.to_string()), "{named}");
+    let pings = there.output("busybox", &["ping", "-c", "3", "-W", "5", &address.to_string()]);
+    let pings = pings.expect("a machine that is reached");
+    assert!(!pings.contains("DUP"), "{pings}");
+    let stream = StreamProbe::start(&there, (address, 7001).into(), PATIENCE).expect("a stream");
+    wait_lines(&stream, "on alpha");
+
     alpha.run(&["migrate", "web", "beta"]);
-    let mut moved = agent(cluster.lab.host("beta"), (address, 7000).into());
-    assert_same_life(&before, &moved.check().expect("an answer"));
+    wait_lines(&stream, "on beta");
     assert_eq!(address_of(beta, "web"), address);
     wait_no_leases(alpha);
+    wait_told(gamma, "beta", "web", address);
+    let mut moved = agent(cluster.lab.host("beta"), (address, 7000).into());
+    assert_same_life(&before, &moved.check().expect("an answer"));
     // Its seed disk has come along.
     let find = format!("grep -q CIDATA /dev/vdb && grep -q {KEY} /dev/vdb && echo found");
     ask_for(cluster.lab.host("beta"), address, &find, "found");
     // Its gateway is beta now, at the same addresses.
     let client = cluster.lab.host("client").address();
-    ask_for(
-        cluster.lab.host("beta"),
-        address,
-        &format!("ping -c 1 -W 2 {client} && echo reached"),
-        "reached",
-    );
+    let way_out = format!("ping -c 1 -W 2 {client} && echo reached");
+    ask_for(cluster.lab.host("beta"), address, &way_out, "reached");
+
+    // The daemon of either end may be killed.
+    for name in ["beta", "gamma"] {
+        cluster.host_mut(name).kill_daemon();
+        cluster.host_mut(name).start_daemon();
+        wait_joined(cluster.host("beta"), &["alpha", "gamma"]);
+        wait_joined(cluster.host("gamma"), &["alpha", "beta"]);
+        wait_lines(&stream, name);
+    }
+    let stream = stream.stop();
+    assert_eq!(stream.end, StreamEnd::Stopped, "the TCP stream broke: {stream:?}");
+
+    let (beta, gamma) = (cluster.host("beta"), cluster.host("gamma"));
+    beta.run(&["network", "unshare", "lan0", "gamma"]);
+    let missed = there.connect((address, 7000).into(), Duration::from_secs(2));
+    assert!(missed.is_err(), "a host of another network reaches the machine");
+    let refusal = beta.refuse(&["network", "unshare", "lan0", "gamma"]);
+    assert!(refusal.text.contains("is not shared with gamma"), "{refusal:?}");
+    wait_joined(gamma, &["alpha"]);
+    gamma.run(&["network", "rm", "lan0"]);
+    let left = cluster.lab.host("gamma").ip("-o link show").expect("a list of devices");
+    assert!(!left.contains("wms"), "{left}");
 }
 
 #[test]

@@ -44,7 +44,7 @@ fn the_page_of_schedules_works() {
 
 #[test]
 fn the_page_of_networks_works() {
-    follow("networks.md", Hosts::Running(&["alpha"]));
+    follow("networks.md", Hosts::Running(&["alpha", "beta"]));
 }
 
 #[test]

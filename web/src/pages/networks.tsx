@@ -2,7 +2,7 @@
 import { may } from "../api";
 import { ask } from "../dialog";
 import { Facts, Head, Loaded, Section, Table } from "../parts";
-import type { NetworkInfo } from "../schema";
+import type { NetworkHost, NetworkInfo } from "../schema";
 import { act, usePoll } from "../state";
 
 async function create(): Promise<void> {
@@ -40,6 +40,28 @@ async function remove(name: string): Promise<void> {
   if (given) await act(`Delete ${name}`, "DELETE /v1/networks/{name}", [name]);
 }
 
+async function share(network: string): Promise<void> {
+  const given = await ask({
+    title: `Share ${network}`,
+    text: `Machines of both hosts are neighbours then. The other host needs a network ${network}, and must share it with this one.`,
+    fields: [{ name: "host", label: "Trusted host" }],
+    button: "Share",
+  });
+  if (!given) return;
+  await act(`Share ${network}`, "POST /v1/networks/{name}/hosts", [network], { share: [given.host] });
+}
+
+async function unshare(network: string, host: string): Promise<void> {
+  const given = await ask({
+    title: `Share ${network} with ${host} no longer`,
+    text: `Machines of this host and of ${host} reach each other no longer.`,
+    button: "Unshare",
+    danger: true,
+  });
+  if (!given) return;
+  await act(`Unshare ${network}`, "POST /v1/networks/{name}/hosts", [network], { unshare: [host] });
+}
+
 export function Networks() {
   const polled = usePoll<NetworkInfo[]>("GET /v1/networks", [], 5000);
   return (
@@ -75,14 +97,23 @@ function Network({ network }: { network: NetworkInfo }) {
       title={network.name}
       tools={
         may("DELETE /v1/networks/{name}") && (
-          <button
-            type="button"
-            class="quiet-danger"
-            aria-label={`Delete the network ${network.name}`}
-            onClick={() => void remove(network.name)}
-          >
-            Delete
-          </button>
+          <>
+            <button
+              type="button"
+              aria-label={`Share the network ${network.name}`}
+              onClick={() => void share(network.name)}
+            >
+              Share
+            </button>
+            <button
+              type="button"
+              class="quiet-danger"
+              aria-label={`Delete the network ${network.name}`}
+              onClick={() => void remove(network.name)}
+            >
+              Delete
+            </button>
+          </>
         )
       }
     >
@@ -107,6 +138,44 @@ function Network({ network }: { network: NetworkInfo }) {
           { name: "Published", kind: "wide", cell: (one) => ports(one.machine) },
         ]}
       />
+      {network.hosts && network.hosts.length > 0 && <Hosts network={network.name} hosts={network.hosts} />}
     </Section>
+  );
+}
+
+function Hosts({ network, hosts }: { network: string; hosts: NetworkHost[] }) {
+  return (
+    <Table
+      label={`Hosts that share ${network}`}
+      rows={hosts}
+      rowKey={(one) => one.host}
+      empty=""
+      columns={[
+        { name: "Shared with", cell: (one) => one.host },
+        {
+          name: "State",
+          kind: "wide",
+          cell: (one) => (one.joined ? "joined" : (one.reason ?? "connecting")),
+        },
+        {
+          name: "Its machines",
+          kind: "wide",
+          cell: (one) => one.machines.map(({ machine, address }) => `${machine} ${address}`).join(", "),
+        },
+        {
+          name: "",
+          cell: (one) =>
+            may("POST /v1/networks/{name}/hosts") && (
+              <button
+                type="button"
+                aria-label={`Share ${network} with ${one.host} no longer`}
+                onClick={() => void unshare(network, one.host)}
+              >
+                Unshare
+              </button>
+            ),
+        },
+      ]}
+    />
   );
 }

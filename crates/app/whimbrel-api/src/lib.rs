@@ -72,8 +72,8 @@ pub use machine::{
 };
 pub use migration::{DowntimeInfo, MigrationEnd, MigrationId, MigrationRecord, RoundsEnd};
 pub use network::{
-    HostPort, NetworkAddress, NetworkInfo, NetworkRequest, PortProtocol, PortRequest, PortsRequest,
-    PublishedPort,
+    HostPort, NetworkAddress, NetworkHost, NetworkHostsRequest, NetworkInfo, NetworkRequest, PortProtocol,
+    PortRequest, PortsRequest, PublishedPort,
 };
 pub use new_machine::{BootOrder, CloudInit, DiskSource, NicRequest, Profile};
 pub use openapi::{documented_calls, openapi, openapi_json, success_status};

@@ -4,7 +4,7 @@ use crate::openapi_names::Name;
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv4Addr};
 use utoipa::ToSchema;
-use whimbrel_core::MachineName;
+use whimbrel_core::{HostName, MachineName};
 
 /// A network to create.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
@@ -45,6 +45,38 @@ pub struct NetworkInfo {
     pub machines: Vec<NetworkAddress>,
     /// Ports of the host that lead to machines.
     pub ports: Vec<PublishedPort>,
+    /// Other hosts that share the network.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<NetworkHost>,
+}
+
+/// Another host that shares a managed network.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct NetworkHost {
+    /// Name of the host.
+    #[schema(value_type = Name)]
+    pub host: HostName,
+    /// Whether frames pass between the two hosts.
+    pub joined: bool,
+    /// Why not, as far as it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Addresses of its machines, as the host said them last.
+    pub machines: Vec<NetworkAddress>,
+}
+
+/// Changes of the hosts that share a managed network.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NetworkHostsRequest {
+    /// Trusted hosts to share it with.
+    #[serde(default)]
+    #[schema(value_type = Vec<Name>)]
+    pub share: Vec<HostName>,
+    /// Hosts to share it with no longer.
+    #[serde(default)]
+    #[schema(value_type = Vec<Name>)]
+    pub unshare: Vec<HostName>,
 }
 
 /// Address of a machine in a managed network.

@@ -50,7 +50,7 @@ mod tests {
             ApiError BalloonRequest BucketRequest CacheAddRequest CacheInfo CallerInfo CapsuleDiff CapsuleInfo CapsuleRef
             CheckpointRequest CloneRequest CpuBaseline CpuBaselineRequest DeriveRequest DirtyTraceRequest EvacuateRequest ExecRequest ExecResult ExportRequest
             FailoverRequest FileContent FileReadRequest FileWriteRequest GoldenMatch GraphNode HostEvent HostInfo HostMachines ImageOffers ImagePullRequest ImportRequest
-            KeyChangeRequest MachineInfo MachineUsage MatchRequest MigrateRequest MigrationRecord NetworkInfo NetworkRequest
+            KeyChangeRequest MachineInfo MachineUsage MatchRequest MigrateRequest MigrationRecord NetworkHostsRequest NetworkInfo NetworkRequest
             NewToken Operation OutdatedReport PoolInfo PortsRequest PreviousCapsule PromoteReport PromoteRequest
             ProtectRequest PublishedPort PullRequest PushRequest RefRights RefVersion RemoteCapsule
             RenameRequest RepairRequest ResolveRequest ResumeRequest RewindRequest RunRequest ScheduleInfo ScheduleReport

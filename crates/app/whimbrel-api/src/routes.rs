@@ -77,6 +77,7 @@ paths! {
     CACHE = "/v1/cache";
     NETWORKS = "/v1/networks";
     NETWORK = "/v1/networks/{name}";
+    NETWORK_HOSTS = "/v1/networks/{name}/hosts";
     SESSIONS = "/v1/sessions";
     POOLS = "/v1/pools";
     TRUST = "/v1/trust";

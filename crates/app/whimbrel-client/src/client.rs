@@ -211,6 +211,8 @@ calls! {
     POST create_network() [request: &NetworkRequest] -> NetworkInfo: NETWORKS;
     /// One managed network; its published ports are tried.
     GET network(name: &str) -> NetworkInfo: routes::path(NETWORK, name);
+    /// Shares a managed network with other hosts, or no longer.
+    POST change_network_hosts(name: &str) [request: &NetworkHostsRequest] -> NetworkInfo: routes::path(NETWORK_HOSTS, name);
     /// Deletes a managed network.
     DELETE delete_network(name: &str) -> (): routes::path(NETWORK, name);
     /// Sessions that root has mounted on the host.

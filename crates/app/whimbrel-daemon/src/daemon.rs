@@ -21,7 +21,7 @@ use crate::{
         settings,
     },
     migrate::{source::pending_handovers::PendingHandovers, target::missing_pages::PageFetchers},
-    network::{late_frames::RecentArrivals, managed::ManagedNetworks, tunnel::Tunnels},
+    network::{late_frames::RecentArrivals, managed::ManagedNetworks, shared::SharedLinks, tunnel::Tunnels},
     protect::Protections,
     server::{
         metrics::StoreSample,
@@ -80,6 +80,7 @@ pub(crate) struct Daemon {
     pub(crate) evacuation: EvacuationState,
     pub(crate) protections: Protections,
     pub(crate) networks: ManagedNetworks,
+    pub(crate) links: SharedLinks,
     pub(crate) images: ImageSources,
     pub(crate) schedules: Schedules,
     /// Addresses that guests have said.
@@ -143,6 +144,7 @@ impl Daemon {
             evacuation: EvacuationState::default(),
             protections: protecting,
             networks,
+            links: SharedLinks::default(),
             images,
             schedules,
             addresses: GuestAddresses::default(),

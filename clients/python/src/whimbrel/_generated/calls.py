@@ -600,6 +600,24 @@ class Calls(ABC):
         answer: NetworkInfo = self._json("GET", f"/v1/networks/{quote(name)}")
         return answer
 
+    def network_hosts(
+        self,
+        name: Name,
+        *,
+        share: list[Name] | None = None,
+        unshare: list[Name] | None = None,
+    ) -> NetworkInfo:
+        """Share a network with other hosts, or no longer."""
+        answer: NetworkInfo = self._json(
+            "POST",
+            f"/v1/networks/{quote(name)}/hosts",
+            body={
+                "share": share,
+                "unshare": unshare,
+            },
+        )
+        return answer
+
     def networks(self) -> list[NetworkInfo]:
         """Managed networks."""
         answer: list[NetworkInfo] = self._json("GET", "/v1/networks")
@@ -1655,6 +1673,24 @@ class AsyncCalls(ABC):
     async def network(self, name: Name) -> NetworkInfo:
         """One network; published ports are tried."""
         answer: NetworkInfo = await self._json("GET", f"/v1/networks/{quote(name)}")
+        return answer
+
+    async def network_hosts(
+        self,
+        name: Name,
+        *,
+        share: list[Name] | None = None,
+        unshare: list[Name] | None = None,
+    ) -> NetworkInfo:
+        """Share a network with other hosts, or no longer."""
+        answer: NetworkInfo = await self._json(
+            "POST",
+            f"/v1/networks/{quote(name)}/hosts",
+            body={
+                "share": share,
+                "unshare": unshare,
+            },
+        )
         return answer
 
     async def networks(self) -> list[NetworkInfo]:

@@ -1497,11 +1497,35 @@ class NetworkHandoverUnplugged(TypedDict):
     missing: list[str]
 
 
+class NetworkHost(TypedDict):
+    """Another host that shares a managed network."""
+
+    #: Name of the host.
+    host: Name
+    #: Whether frames pass between the two hosts.
+    joined: bool
+    #: Addresses of its machines, as the host said them last.
+    machines: list[NetworkAddress]
+    #: Why not, as far as it is known.
+    reason: NotRequired[str | None]
+
+
+class NetworkHostsRequest(TypedDict):
+    """Changes of the hosts that share a managed network."""
+
+    #: Trusted hosts to share it with.
+    share: NotRequired[list[Name]]
+    #: Hosts to share it with no longer.
+    unshare: NotRequired[list[Name]]
+
+
 class NetworkInfo(TypedDict):
     """A managed network."""
 
     #: Address of the host, which is gateway and name server.
     gateway: str
+    #: Other hosts that share the network.
+    hosts: NotRequired[list[NetworkHost]]
     #: Whether machines reach nothing but each other and the host.
     isolated: bool
     #: Addresses of machines.
@@ -3184,6 +3208,8 @@ __all__ = [
     "NetworkHandoverNoPorts",
     "NetworkHandoverTunnelled",
     "NetworkHandoverUnplugged",
+    "NetworkHost",
+    "NetworkHostsRequest",
     "NetworkInfo",
     "NetworkRequest",
     "NewToken",

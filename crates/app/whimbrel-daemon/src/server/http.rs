@@ -113,10 +113,10 @@ fn list_routes(calls: Calls) -> Calls {
         Usage () => |host, asker| Ok(asker.usage(host.machines.usage()));
         Migrations () => |host, asker| host.past_migrations().map(|all| asker.migrations(all));
         Networks () => |host, asker| {
-            Ok(host.networks.list().into_iter().map(|network| asker.network(network)).collect::<Vec<_>>())
+            Ok(host.network_infos().into_iter().map(|network| asker.network(network)).collect::<Vec<_>>())
         };
         Network (name: NetworkName) => move |host, asker| {
-            host.networks.show(name.0.as_str()).map(|network| asker.network(network))
+            host.network_info(name.0.as_str()).map(|network| asker.network(network))
         };
         Schedules () => |host, asker| {
             Ok(asker.schedules(host.schedules.list(&Actions(host.clone()))))
@@ -176,6 +176,9 @@ fn machine_routes(calls: Calls) -> Calls {
         Evacuate () (request: EvacuateRequest) => move |host| host.evacuate(request);
         Ports (name: MachineName) (request: PortsRequest) => move |host| host.change_ports(&name, &request);
         CreateNetwork () (request: NetworkRequest) => move |host| host.networks.create(&request);
+        NetworkHosts (name: NetworkName) (request: NetworkHostsRequest) => move |host| {
+            host.change_network_hosts(name.0.as_str(), &request)
+        };
         DeleteNetwork (name: NetworkName) () => move |host| host.delete_network(name.0.as_str());
         Hosts () () => |host| host.hosts();
         Sessions () () => |host| Ok(host.session_sockets.get().map_or_else(Vec::new, |folder| sessions::list(folder)));

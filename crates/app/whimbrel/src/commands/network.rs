@@ -8,8 +8,11 @@ use crate::{
     table::{fields, table},
 };
 use clap::Subcommand;
-use whimbrel_api::{NetworkInfo, NetworkRequest, PortProtocol, PortsRequest, PublishedPort};
-use whimbrel_core::MachineName;
+use whimbrel_api::{
+    NetworkAddress, NetworkHostsRequest, NetworkInfo, NetworkRequest, PortProtocol, PortsRequest,
+    PublishedPort,
+};
+use whimbrel_core::{HostName, MachineName};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -18,6 +21,7 @@ Examples:
   whimbrel network show lan0                         addresses of machines, and ports that lead to them
   whimbrel network publish web 2222:22               ssh -p 2222 localhost
   whimbrel network unpublish web 2222
+  whimbrel network share lan0 beta                   one network on two hosts; beta shares it with this one
 
 Machines get their addresses by DHCP and find each other by name, as `web` or `web.internal`. A network of the same \
 name has the same addresses on every host, so a machine keeps its address when it moves between them.";
@@ -62,6 +66,26 @@ enum Action {
         /// Name of the network
         name: String,
     },
+    /// Share a network with other hosts
+    ///
+    /// Machines on both hosts are neighbours then: they reach each other and find each other by name, also
+    /// when they move. Each host needs a network of that name and must share it with the other. Frames go
+    /// over the encrypted connection of the two hosts, which must trust each other.
+    Share {
+        /// Name of the network
+        name: String,
+        /// Names of trusted hosts
+        #[arg(required = true, value_name = "HOST")]
+        hosts: Vec<HostName>,
+    },
+    /// Share a network with other hosts no longer
+    Unshare {
+        /// Name of the network
+        name: String,
+        /// Names of the hosts
+        #[arg(required = true, value_name = "HOST")]
+        hosts: Vec<HostName>,
+    },
     /// Publish ports of a machine on this host
     Publish {
         /// Name of the machine
@@ -96,6 +120,14 @@ impl Args {
             Action::Rm { name } => {
                 client.delete_network(&name).await?;
                 output.result(&Removed::one(&name), |removed| removed.sentence("removed"))
+            }
+            Action::Share { name, hosts: share } => {
+                let request = NetworkHostsRequest { share, ..NetworkHostsRequest::default() };
+                output.result(&client.change_network_hosts(&name, &request).await?, hosts_of)
+            }
+            Action::Unshare { name, hosts: unshare } => {
+                let request = NetworkHostsRequest { unshare, ..NetworkHostsRequest::default() };
+                output.result(&client.change_network_hosts(&name, &request).await?, hosts_of)
             }
             Action::Publish { machine, ports } => {
                 let publish = ports.into_iter().map(|port| port.0).collect();
@@ -144,10 +176,39 @@ fn show(network: &NetworkInfo) -> String {
         ("way out", if network.isolated { "none" } else { "by this host's addresses" }.to_owned()),
         ("state", state),
     ]);
-    let machines = network.machines.iter();
-    let rows = machines.map(|it| [it.machine.to_string(), it.address.to_string(), it.mac.clone()]);
-    text += &format!("\n{}", table(["MACHINE", "ADDRESS", "MAC"], rows, "no machines"));
+    text += &format!("\n{}", machines_of(network));
+    if !network.hosts.is_empty() {
+        text += &format!("\n{}", hosts_of(network));
+    }
     text + &format!("\n{}", ports_of(&network.ports))
+}
+
+/// Machines of this host; those of other hosts after them, if there are such hosts.
+fn machines_of(network: &NetworkInfo) -> String {
+    let row = |it: &NetworkAddress| [it.machine.to_string(), it.address.to_string(), it.mac.clone()];
+    let own = network.machines.iter().map(row);
+    if network.hosts.is_empty() {
+        return table(["MACHINE", "ADDRESS", "MAC"], own, "no machines");
+    }
+    let others = network
+        .hosts
+        .iter()
+        .flat_map(|host| host.machines.iter().map(move |it| (row(it), host.host.to_string())));
+    let all = own.map(|row| (row, "here".to_owned())).chain(others);
+    let rows = all.map(|([machine, address, mac], host)| [machine, address, mac, host]);
+    table(["MACHINE", "ADDRESS", "MAC", "HOST"], rows, "no machines")
+}
+
+fn hosts_of(network: &NetworkInfo) -> String {
+    let rows = network.hosts.iter().map(|host| {
+        let state = match (host.joined, &host.reason) {
+            (true, _) => "joined".to_owned(),
+            (false, Some(reason)) => reason.clone(),
+            (false, None) => "connecting".to_owned(),
+        };
+        [host.host.to_string(), host.machines.len().to_string(), state]
+    });
+    table(["HOST", "MACHINES", "STATE"], rows, &format!("{} is shared with no other host", network.name))
 }
 
 fn ports_of(ports: &[PublishedPort]) -> String {

@@ -37,6 +37,12 @@ pub fn ensure(network: &ManagedNetwork) -> Result<(), ProgramError> {
     Ok(())
 }
 
+/// Keeps frames that come from another host from being passed on to a third one. Each two hosts have a link
+/// of their own, so none needs that, and no frame goes in a circle (bridge(8), `isolated`).
+pub fn isolate(device: &str) -> Result<(), ProgramError> {
+    run("ip", &["link", "set", "dev", device, "type", "bridge_slave", "isolated", "on"], "")
+}
+
 /// Removes the bridge, if it is there.
 pub fn remove(name: &str) -> Result<(), ProgramError> {
     if exists(name) { run("ip", &["link", "del", name, "type", "bridge"], "") } else { Ok(()) }

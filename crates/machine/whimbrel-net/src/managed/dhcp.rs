@@ -10,6 +10,7 @@ use super::{
 };
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use std::{
+    collections::BTreeSet,
     fmt::Write,
     fs,
     path::{Path, PathBuf},
@@ -149,5 +150,18 @@ quiet-ra
         let _ = writeln!(text, "dhcp-host={},{name},{address}", lease.mac);
         let _ = writeln!(text, "host-record={name},{name}.{DOMAIN},{address}");
     }
-    text
+    text + &names_elsewhere(network)
+}
+
+/// Names of machines on other hosts. A machine of this host keeps a name that another one has too.
+fn names_elsewhere(network: &ManagedNetwork) -> String {
+    let mut taken: BTreeSet<String> = network.leases.iter().map(|lease| host_label(&lease.machine)).collect();
+    taken.insert("gateway".to_owned());
+    network.elsewhere.iter().fold(String::new(), |mut text, (machine, address)| {
+        let name = host_label(machine);
+        if taken.insert(name.clone()) {
+            let _ = writeln!(text, "host-record={name},{name}.{DOMAIN},{address}");
+        }
+        text
+    })
 }

@@ -1,12 +1,19 @@
 //! Rules of a managed network, as two tables of nftables: the way out (masquerading), published ports and
 //! what may come in; and on the bridge, which addresses a machine may send from.
 //!
-//! Both are replaced as a whole, in one transaction of the kernel (nft(8), "Atomic"). Rules of others stay
-//! untouched; what they drop stays dropped. A machine has no other hardware address than its own by its
+//! Of a network that hosts share, each host is gateway and name server of its own machines, at the same
+//! addresses. So nothing that a host says itself leaves it by the bridge's ports to other hosts, and nothing
+//! that is for such a gateway comes in there.
+//!
+//! The tables are replaced as a whole, in one transaction of the kernel (nft(8), "Atomic"). Rules of others
+//! stay untouched; what they drop stays dropped. A machine has no other hardware address than its own by its
 //! [`crate::PortFilter`], so the bridge's rules can go by that.
 
-use super::{ManagedNetwork, PortForward, ProgramError, program::run};
+use super::{ManagedNetwork, PortForward, ProgramError, addresses, program::run};
 use std::fmt::Write;
+
+/// Interfaces that are called like [`super::LINK`], as nft(8) writes it.
+const LINKS: &str = "wms*";
 
 /// Puts the rules of the network in force.
 pub fn apply(network: &ManagedNetwork) -> Result<(), ProgramError> {
@@ -31,7 +38,9 @@ fn table(name: &str) -> String {
 
 /// Input of nft that replaces the tables of the network.
 fn rules(network: &ManagedNetwork) -> String {
-    removal(&network.name) + &routing(network) + &sources(network)
+    let table = table(&network.name);
+    let bridge = format!("table bridge {table} {{\n{}{}}}\n", links(network), sources(network));
+    removal(&network.name) + &routing(network) + &bridge
 }
 
 /// The table that lets machines out, and others in.
@@ -87,22 +96,45 @@ fn routing(network: &ManagedNetwork) -> String {
     )
 }
 
-/// The table that drops what a machine sends from an address of another one: ARP and IPv4 that are not of its
+/// Chains that keep the gateways of a shared network apart.
+fn links(network: &ManagedNetwork) -> String {
+    if !network.shared {
+        return String::new();
+    }
+    let (gateway, address) = (addresses::bridge_mac(&network.name), network.gateway());
+    format!(
+        "    chain links {{
+        type filter hook prerouting priority dstnat; policy accept;
+        iifname != \"{LINKS}\" accept
+        ether saddr {gateway} drop
+        ether daddr {gateway} drop
+        arp daddr ip {address} drop
+        # DHCP, and the search of IPv6 routers.
+        udp dport {{ 67, 68, 546, 547 }} drop
+        icmpv6 type {{ nd-router-solicit, nd-router-advert }} drop
+    }}
+    chain own {{
+        type filter hook output priority filter; policy accept;
+        oifname \"{LINKS}\" drop
+    }}
+"
+    )
+}
+
+/// Chains that drop what a machine sends from an address of another one: ARP and IPv4 that are not of its
 /// lease, but for the search of one (RFC 2131, RFC 5227), and IPv6 of other networks.
 fn sources(network: &ManagedNetwork) -> String {
-    let table = table(&network.name);
     let filtered = || network.leases.iter().filter(|lease| lease.filtered);
     let machines: Vec<String> = filtered().map(|lease| lease.mac.to_string()).collect();
     if machines.is_empty() {
-        return format!("table bridge {table} {{ }}\n");
+        return String::new();
     }
     let addresses: Vec<String> =
         filtered().map(|lease| format!("{} . {}", lease.mac, lease.address)).collect();
     let (machines, addresses) = (machines.join(", "), addresses.join(", "));
     let subnet6 = network.subnet6.map(|subnet| format!(", {subnet}")).unwrap_or_default();
     format!(
-        "table bridge {table} {{
-    set machines {{ type ether_addr; elements = {{ {machines} }} }}
+        "    set machines {{ type ether_addr; elements = {{ {machines} }} }}
     set addresses {{ type ether_addr . ipv4_addr; elements = {{ {addresses} }} }}
     chain prerouting {{
         type filter hook prerouting priority dstnat; policy accept;
@@ -116,7 +148,6 @@ fn sources(network: &ManagedNetwork) -> String {
         ether type ip ether saddr . ip saddr != @addresses drop
         ip6 saddr != {{ ::, fe80::/10{subnet6} }} drop
     }}
-}}
 "
     )
 }

@@ -34,7 +34,14 @@ pub struct ManagedNetwork {
     pub leases: Vec<StaticLease>,
     /// Ports of the host that lead to machines.
     pub ports: Vec<PortForward>,
+    /// Whether other hosts share the network, by ports of the bridge that are called like [`LINK`].
+    pub shared: bool,
+    /// Machines of this network on other hosts, and their addresses.
+    pub elsewhere: Vec<(MachineName, Ipv4Addr)>,
 }
+
+/// Name pattern of the bridge's ports that lead to other hosts; the kernel replaces `%d` by a number.
+pub const LINK: &str = "wms%d";
 
 /// The address of a machine in a managed network.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -30,19 +30,26 @@ const FRAMES_PER_TURN: usize = 256;
 pub struct Socket {
     file: File,
     filter: PortFilter,
+    /// Name of the tap device; none for a pipe.
+    device: Option<String>,
 }
 
 impl Socket {
     /// Creates a tap device in the network namespace of the calling thread. The other end delivers frames of
     /// a guest, and only those that `filter` allows reach the device.
     pub fn tap(config: &TapConfig, filter: PortFilter) -> Result<Self, NetError> {
-        tap::open(config, false).map(|(file, _)| Self { file, filter })
+        tap::open(config, false).map(|(file, device)| Self { file, filter, device: Some(device) })
+    }
+
+    /// Name of the tap device, if it is one.
+    pub fn device(&self) -> Option<&str> {
+        self.device.as_deref()
     }
 }
 
 impl From<FramePipeEnd> for Socket {
     fn from(end: FramePipeEnd) -> Self {
-        Self { file: end.0, filter: PortFilter::Off }
+        Self { file: end.0, filter: PortFilter::Off, device: None }
     }
 }
 
@@ -361,7 +368,8 @@ mod tests {
         let (near, far) = frame_pipe().unwrap();
         let filter = PortFilter::Only(crate::Mac([2; 6]));
         let reach = MacTable::new([crate::Mac([2; 6])]);
-        let relay = Relay::start(vec![Some(Socket { file: far.0, filter })], Some(reach)).unwrap();
+        let relay =
+            Relay::start(vec![Some(Socket { file: far.0, filter, device: None })], Some(reach)).unwrap();
         let mut backlog = Backlog::default();
         let own = [&[0xff; 6][..], &[2; 6], &[0x88, 0xb5, 1]].concat();
         let foreign = [&[0xff; 6][..], &[4; 6], &[0x88, 0xb5, 2]].concat();

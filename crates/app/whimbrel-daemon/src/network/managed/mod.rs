@@ -7,6 +7,9 @@
 //! network as it was.
 
 mod record;
+mod share;
+
+pub(crate) use record::Leases;
 
 use crate::{core::error::DaemonError, core::notifier::Notifier, daemon::Daemon};
 use record::{MachinePort, NetworkRecord, path_of};
@@ -18,8 +21,8 @@ use std::{
     time::Duration,
 };
 use whimbrel_api::{
-    MachineInfo, NetworkAddress, NetworkInfo, NetworkRequest, NicRequest, PortProtocol, PortRequest,
-    PortsRequest, PublishedPort,
+    MachineInfo, NetworkInfo, NetworkRequest, NicRequest, PortProtocol, PortRequest, PortsRequest,
+    PublishedPort,
 };
 use whimbrel_core::{MachineName, error_chain, lock};
 use whimbrel_net::managed::{
@@ -88,11 +91,6 @@ impl Network {
 
     fn info(&self) -> NetworkInfo {
         let record = &self.record;
-        let address = |(mac, lease): (&String, &record::Lease)| NetworkAddress {
-            machine: lease.machine.clone(),
-            mac: mac.clone(),
-            address: lease.address,
-        };
         let port = |port: &MachinePort| {
             let PortRequest { listen, port: number, guest_port, protocol } = port.port;
             let address = IpAddr::V4(record.address_of(&port.machine)?);
@@ -114,8 +112,9 @@ impl Network {
             subnet6: record.subnet6.map(|subnet| subnet.to_string()),
             isolated: record.isolated,
             problem: self.problem.clone(),
-            machines: record.leases.iter().map(address).collect(),
+            machines: record.leases.iter().map(share::address_info).collect(),
             ports: record.ports.iter().filter_map(port).collect(),
+            hosts: record.hosts.iter().map(share::host_info).collect(),
         }
     }
 }
@@ -301,7 +300,9 @@ impl ManagedNetworks {
                 Err(error) => Some(error_chain(&error)),
                 Ok(full) => match network.apply(self) {
                     Err(error) => Some(error_chain(&error)),
-                    Ok(()) => full.map(|machine| format!("no address is free for {machine}")),
+                    Ok(()) => full
+                        .map(|machine| format!("no address is free for {machine}"))
+                        .or_else(|| network.record.conflict()),
                 },
             };
             if let Some(problem) = network.problem.as_ref().filter(|_| network.problem != before) {
@@ -436,6 +437,7 @@ impl Daemon {
             let forget = self.machines.unreadable.check_none().is_ok();
             self.networks.reconcile(&self.all_infos(), forget);
         }
+        self.keep_links();
     }
 
     /// Machines of this host, and those whose network is here while they run elsewhere.
@@ -447,7 +449,9 @@ impl Daemon {
 
     pub(crate) fn delete_network(&self, name: &str) -> Result<(), DaemonError> {
         self.machines.unreadable.check_none()?;
-        self.networks.delete(name, &self.all_infos())
+        self.networks.delete(name, &self.all_infos())?;
+        self.keep_links();
+        Ok(())
     }
 
     pub(crate) fn change_ports(

@@ -8,8 +8,8 @@ use std::{
     net::Ipv4Addr,
     path::{Path, PathBuf},
 };
-use whimbrel_api::{MachineInfo, NetworkRequest, PortRequest};
-use whimbrel_core::MachineName;
+use whimbrel_api::{MachineInfo, MachineState, NetworkRequest, PortRequest};
+use whimbrel_core::{HostName, MachineName};
 use whimbrel_net::{
     Mac,
     managed::{ManagedNetwork, PortForward, Protocol, StaticLease, addresses, is_network_name},
@@ -30,10 +30,16 @@ pub(crate) struct NetworkRecord {
     pub(crate) subnet: Ipv4Net,
     pub(crate) subnet6: Option<Ipv6Net>,
     pub(crate) isolated: bool,
-    /// Addresses by the hardware address of the machine's port.
-    pub(crate) leases: BTreeMap<String, Lease>,
+    /// Addresses of machines of this host.
+    pub(crate) leases: Leases,
     pub(crate) ports: Vec<MachinePort>,
+    /// Hosts that share the network, with the addresses of their machines in it as they said them last.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) hosts: BTreeMap<HostName, Leases>,
 }
+
+/// Addresses by the hardware address of the machine's port.
+pub(crate) type Leases = BTreeMap<String, Lease>;
 
 /// Address of a machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -69,8 +75,8 @@ impl NetworkRecord {
             Some("none") => None,
             Some(text) => Some(parse_subnet6(text)?),
         };
-        let (leases, ports) = (BTreeMap::new(), Vec::new());
-        Ok(Self { format: FORMAT, name, subnet, subnet6, isolated: request.isolated, leases, ports })
+        let (leases, ports, hosts) = Default::default();
+        Ok(Self { format: FORMAT, name, subnet, subnet6, isolated: request.isolated, leases, ports, hosts })
     }
 
     pub(crate) fn load(path: &Path) -> Result<Self, String> {
@@ -101,12 +107,23 @@ impl NetworkRecord {
         if forget {
             self.leases.retain(|mac, _| present.contains_key(mac));
         }
-        let mut taken: BTreeSet<_> = self.leases.values().map(|lease| lease.address).collect();
+        self.give_up_conflicts(machines);
+        let elsewhere: BTreeMap<_, _> =
+            self.elsewhere().map(|(mac, lease)| (mac.clone(), lease.address)).collect();
+        let others =
+            elsewhere.iter().filter(|(mac, _)| !present.contains_key(*mac)).map(|(_, address)| *address);
+        let mut taken: BTreeSet<_> = self.leases.values().map(|lease| lease.address).chain(others).collect();
         let mut without = Vec::new();
         for (text, (mac, machine)) in present {
             match self.leases.get_mut(&text) {
                 Some(lease) => lease.machine = machine,
-                None => match addresses::choose(self.subnet, &taken, mac) {
+                // A machine that comes from another host keeps the address that it has there.
+                None => match elsewhere
+                    .get(&text)
+                    .copied()
+                    .filter(|address| !taken.contains(address))
+                    .or_else(|| addresses::choose(self.subnet, &taken, mac))
+                {
                     Some(address) => {
                         taken.insert(address);
                         self.leases.insert(text, Lease { machine, address });
@@ -118,6 +135,42 @@ impl NetworkRecord {
         let leases = &self.leases;
         self.ports.retain(|port| leases.values().any(|lease| lease.machine == port.machine));
         without
+    }
+
+    /// Addresses of machines on other hosts.
+    fn elsewhere(&self) -> impl Iterator<Item = (&String, &Lease)> {
+        self.hosts.values().flatten()
+    }
+
+    /// Machines of this host whose address another machine elsewhere has too, and which of the two has to get
+    /// another one: that with the greater hardware address. Both were given while the hosts could not speak.
+    fn conflicts(&self) -> impl Iterator<Item = (&String, &Lease, &HostName, &Lease)> {
+        self.leases.iter().flat_map(move |(mac, own)| {
+            self.hosts.iter().flat_map(move |(host, leases)| {
+                let same =
+                    move |(other, lease): &(&String, &Lease)| lease.address == own.address && *other < mac;
+                leases.iter().filter(same).map(move |(_, lease)| (mac, own, host, lease))
+            })
+        })
+    }
+
+    /// Takes addresses in conflict from machines that are off.
+    fn give_up_conflicts(&mut self, machines: &[MachineInfo]) {
+        let is_off = |name: &MachineName| {
+            machines.iter().any(|machine| machine.name == *name && machine.state == MachineState::Stopped)
+        };
+        let lost = self.conflicts().filter(|(_, own, ..)| is_off(&own.machine)).map(|(mac, ..)| mac.clone());
+        let lost: Vec<String> = lost.collect();
+        lost.iter().for_each(|mac| drop(self.leases.remove(mac)));
+    }
+
+    /// A conflict of addresses, and how it ends, if there is one.
+    pub(crate) fn conflict(&self) -> Option<String> {
+        let (_, own, host, other) = self.conflicts().next()?;
+        Some(format!(
+            "{} and {} on {host} both have {}; switch {} off and on again, and it gets another address",
+            own.machine, other.machine, own.address, own.machine
+        ))
     }
 
     /// Gives what a machine has here to its new name.
@@ -161,6 +214,8 @@ impl NetworkRecord {
             isolated: self.isolated,
             leases: self.leases.iter().filter_map(lease).collect(),
             ports: self.ports.iter().filter_map(forward).collect(),
+            shared: !self.hosts.is_empty(),
+            elsewhere: self.elsewhere().map(|(_, lease)| (lease.machine.clone(), lease.address)).collect(),
         }
     }
 }
@@ -176,7 +231,7 @@ fn protocol_of(protocol: whimbrel_api::PortProtocol) -> Protocol {
     }
 }
 
-fn mac(text: &str) -> Option<Mac> {
+pub(super) fn mac(text: &str) -> Option<Mac> {
     crate::network::tunnel::home::mac_of(text)
 }
 
@@ -207,4 +262,92 @@ fn parse_subnet6(text: &str) -> Result<Ipv6Net, DaemonError> {
     let subnet: Ipv6Net = text.parse().map_err(|_| refuse())?;
     let subnet = subnet.trunc();
     if subnet.prefix_len() == 64 && subnet.network().is_unique_local() { Ok(subnet) } else { Err(refuse()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MACS: [&str; 2] = ["52:54:00:00:00:01", "52:54:00:00:00:02"];
+
+    fn record() -> NetworkRecord {
+        let subnet = Some("10.1.2.0/29".to_owned());
+        NetworkRecord::new(&NetworkRequest { name: "lan0".to_owned(), subnet, ..NetworkRequest::default() })
+            .unwrap()
+    }
+
+    fn lease(machine: &str, address: [u8; 4]) -> Lease {
+        Lease { machine: machine.parse().unwrap(), address: address.into() }
+    }
+
+    fn machine(name: &str, mac: &str, state: MachineState) -> MachineInfo {
+        let nic = serde_json::json!({ "mac": mac, "bridge": "lan0", "addresses": [] });
+        let info = serde_json::json!({
+            "name": name, "state": state, "memory": 1 << 20, "cpus": 1, "accel": "tcg", "disks": [],
+            "nics": [nic], "since_ms": 0,
+        });
+        serde_json::from_value(info).unwrap()
+    }
+
+    #[test]
+    fn a_machine_keeps_the_address_that_it_had_on_another_host() {
+        let web = machine("web", MACS[0], MachineState::Running);
+        let mut here = record();
+        here.assign(std::slice::from_ref(&web), true);
+        let chosen = here.leases[MACS[0]].address;
+        let other = Ipv4Addr::from(u32::from(chosen) ^ 1);
+        let mut there = record();
+        there
+            .hosts
+            .insert("beta".parse().unwrap(), [(MACS[0].to_owned(), lease("web", other.octets()))].into());
+        there.assign(&[web], true);
+        assert_eq!(there.leases[MACS[0]].address, other);
+        assert_eq!(there.conflict(), None);
+    }
+
+    #[test]
+    fn addresses_of_other_hosts_are_not_given_and_a_full_network_has_none() {
+        let mut record = record();
+        let others =
+            (3..=6).map(|last| (format!("52:54:00:00:01:0{last}"), lease("other", [10, 1, 2, last])));
+        record.hosts.insert("beta".parse().unwrap(), others.collect());
+        let machines = [0, 1].map(|at| machine(["web", "db"][at], MACS[at], MachineState::Running));
+        let without = record.assign(&machines, true);
+        assert_eq!(without, ["db".parse().unwrap()]);
+        assert_eq!(record.leases[MACS[0]].address, Ipv4Addr::new(10, 1, 2, 2));
+    }
+
+    #[test]
+    fn of_two_machines_with_one_address_that_with_the_greater_hardware_address_gets_another_once_it_is_off() {
+        let address = [10, 1, 2, 3];
+        let of = |own: usize| {
+            let mut record = record();
+            record.leases.insert(MACS[own].to_owned(), lease("web", address));
+            let other = (MACS[1 - own].to_owned(), lease("db", address));
+            record.hosts.insert("beta".parse().unwrap(), [other].into());
+            record
+        };
+        let mut smaller = of(0);
+        smaller.assign(&[machine("web", MACS[0], MachineState::Stopped)], true);
+        assert_eq!((smaller.conflict(), smaller.leases[MACS[0]].address), (None, address.into()));
+
+        let mut greater = of(1);
+        greater.assign(&[machine("web", MACS[1], MachineState::Running)], true);
+        assert!(
+            greater.conflict().is_some_and(|said| said.contains("switch web off")),
+            "{:?}",
+            greater.conflict()
+        );
+        assert_eq!(greater.leases[MACS[1]].address, Ipv4Addr::from(address), "it runs");
+        greater.assign(&[machine("web", MACS[1], MachineState::Stopped)], true);
+        assert_eq!(greater.conflict(), None);
+        assert_ne!(greater.leases[MACS[1]].address, Ipv4Addr::from(address));
+    }
+
+    #[test]
+    fn a_record_of_before_networks_were_shared_is_read_and_one_that_is_not_shared_is_written_as_then() {
+        let text = serde_json::to_string(&record()).unwrap();
+        assert!(!text.contains("hosts"), "{text}");
+        assert_eq!(serde_json::from_str::<NetworkRecord>(&text).unwrap(), record());
+    }
 }

@@ -5,7 +5,7 @@
 //! at intervals that grow to a few seconds. After each connect the machine is announced at home.
 
 use super::{
-    AwayRelay, address_of, lock,
+    OpenEnd, address_of, lock,
     protocol::{Close, CloseCall, Open, OpenCall},
     records::CloseRecord,
     transport::WireTransport,
@@ -18,7 +18,7 @@ use std::{
 };
 use tokio::{runtime::Handle, task::JoinHandle};
 use whimbrel_api::TunnelInfo;
-use whimbrel_core::{MachineName, error_chain};
+use whimbrel_core::{HostName, MachineName, error_chain};
 use whimbrel_migrate::protocol::HomeNetwork;
 use whimbrel_net::{Port, tunnel::Relay};
 use whimbrel_vm::{ConnectTunnel, NetworkPort, RunningError, Tunnel, TunnelView};
@@ -117,11 +117,11 @@ impl ConnectionTask {
 
     /// Connects, has the home end opened, and lets frames pass.
     async fn connect(&self) -> Result<Connection, String> {
-        let connection = connect(&self.host, &self.tunnel).await?;
+        let connection = connect(&self.host, &self.tunnel.home).await?;
         let host = self.host.upgrade().ok_or("the daemon is stopping")?;
         // Before the home end is opened, as its first frames come at once.
-        let way = AwayRelay { relay: self.relay.clone(), peer: address_of(connection.peer()) };
-        lock(&host.tunnels.aways).insert(self.tunnel.id, way);
+        let end = OpenEnd { relay: self.relay.clone(), peer: address_of(connection.peer()) };
+        lock(&host.tunnels.ends).insert(self.tunnel.id, end);
         let open = Open { id: self.tunnel.id, name: self.name.clone(), capsule: self.tunnel.capsule };
         let opened = connection.request::<OpenCall>(&open, Bytes::new());
         match tokio::time::timeout(PATIENCE, opened).await {
@@ -147,15 +147,15 @@ impl ConnectionTask {
         self.relay.set_transport(None);
         self.view.set(false, reason);
         if let Some(host) = self.host.upgrade() {
-            lock(&host.tunnels.aways).remove(&self.tunnel.id);
+            host.tunnels.remove_end(self.tunnel.id);
         }
     }
 }
 
 /// Makes a separate connection, as frames must not wait behind pages.
-async fn connect(host: &Weak<Daemon>, tunnel: &HomeNetwork) -> Result<Connection, String> {
-    let (host, home) = (host.upgrade().ok_or("the daemon is stopping")?, tunnel.home.clone());
-    let connected = tokio::task::spawn_blocking(move || peer_rpc::connect_separately(&host, &home)).await;
+pub(crate) async fn connect(host: &Weak<Daemon>, to: &HostName) -> Result<Connection, String> {
+    let (host, to) = (host.upgrade().ok_or("the daemon is stopping")?, to.clone());
+    let connected = tokio::task::spawn_blocking(move || peer_rpc::connect_separately(&host, &to)).await;
     connected.map_err(|_| "the daemon failed".to_owned())?.map_err(|error| error_chain(&error))
 }
 
@@ -220,8 +220,7 @@ async fn notify_home(host: &Weak<Daemon>, note: &CloseRecord) -> bool {
         return true;
     }
     drop(strong);
-    let tunnel = HomeNetwork { home: note.home.clone(), id: note.id, capsule: None };
-    let Ok(connection) = connect(host, &tunnel).await else { return false };
+    let Ok(connection) = connect(host, &note.home).await else { return false };
     let close = Close { id: note.id };
     let told = connection.request::<CloseCall>(&close, Bytes::new());
     matches!(tokio::time::timeout(PATIENCE, told).await, Ok(Ok(_) | Err(CallError::Refused { .. })))

@@ -25,10 +25,10 @@ const TAP: &str = "wmh%d";
 
 pub(super) struct HomeEnd {
     record: HomeRecord,
-    open: Option<OpenEnd>,
+    open: Option<OpenHome>,
 }
 
-struct OpenEnd {
+struct OpenHome {
     relay: Arc<Relay>,
     peer: usize,
 }
@@ -134,7 +134,7 @@ impl Daemon {
             connection: connection.clone(),
             runtime,
         })));
-        end.open = Some(OpenEnd { relay: Arc::new(relay), peer });
+        end.open = Some(OpenHome { relay: Arc::new(relay), peer });
         tracing::info!(machine = %end.record.name, %away, "a tunnel is open");
         drop(homes);
         if connection.close_reason().is_some() {

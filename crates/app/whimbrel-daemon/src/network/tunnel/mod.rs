@@ -13,7 +13,7 @@ pub(crate) mod away;
 pub(crate) mod home;
 pub(crate) mod protocol;
 pub(crate) mod records;
-mod transport;
+pub(crate) mod transport;
 
 use crate::{
     core::{error::DaemonError, refs},
@@ -21,7 +21,7 @@ use crate::{
 };
 use bytes::Bytes;
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, btree_map::Entry},
     path::PathBuf,
     sync::{Arc, Mutex},
 };
@@ -37,15 +37,16 @@ const REFUSED: Code = Code(256);
 pub(crate) struct Tunnels {
     records: records::TunnelRecords,
     homes: Mutex<BTreeMap<TunnelId, home::HomeEnd>>,
-    aways: Mutex<BTreeMap<TunnelId, AwayRelay>>,
+    /// Ends of machines that run here, and of links of shared networks.
+    ends: Mutex<BTreeMap<TunnelId, OpenEnd>>,
     /// Connections that other hosts made to this one, by the addresses of their peers.
     connections: Mutex<BTreeMap<usize, Connection>>,
 }
 
 /// The local end that a batch goes to, and the peer that it may come from.
-struct AwayRelay {
-    relay: Arc<Relay>,
-    peer: usize,
+pub(crate) struct OpenEnd {
+    pub(crate) relay: Arc<Relay>,
+    pub(crate) peer: usize,
 }
 
 impl Tunnels {
@@ -54,7 +55,7 @@ impl Tunnels {
         let notes = records::TunnelRecords::open(dir)?;
         let homes = notes.homes().into_iter().map(|note| (note.id, home::HomeEnd::closed(note)));
         let homes = Mutex::new(homes.collect());
-        Ok(Self { records: notes, homes, aways: Mutex::default(), connections: Mutex::default() })
+        Ok(Self { records: notes, homes, ends: Mutex::default(), connections: Mutex::default() })
     }
 
     pub(crate) fn arrived(&self, connection: &Connection) {
@@ -64,6 +65,19 @@ impl Tunnels {
     /// Whether the home end of this tunnel is here.
     pub(crate) fn is_home_of(&self, id: TunnelId) -> bool {
         lock(&self.homes).contains_key(&id)
+    }
+
+    /// Lets batches with this id in from a peer; false if the id is in use.
+    pub(crate) fn add_end(&self, id: TunnelId, end: OpenEnd) -> bool {
+        match lock(&self.ends).entry(id) {
+            Entry::Vacant(place) => drop(place.insert(end)),
+            Entry::Occupied(_) => return false,
+        }
+        true
+    }
+
+    pub(crate) fn remove_end(&self, id: TunnelId) {
+        lock(&self.ends).remove(&id);
     }
 
     /// A connection that another host made, by the address of its peer.
@@ -110,8 +124,8 @@ impl Tunnels {
     }
 
     fn relay_for(&self, id: &TunnelId, peer: usize) -> Option<Arc<Relay>> {
-        let away = lock(&self.aways).get(id).filter(|way| way.peer == peer).map(|way| way.relay.clone());
-        away.or_else(|| self.open_home_of(id, peer))
+        let end = lock(&self.ends).get(id).filter(|end| end.peer == peer).map(|end| end.relay.clone());
+        end.or_else(|| self.open_home_of(id, peer))
     }
 }
 
@@ -157,10 +171,10 @@ fn empty() -> Reply {
     Reply { header: Bytes::new(), payload: Bytes::new() }
 }
 
-fn refused(text: &str) -> Refusal {
+pub(crate) fn refused(text: &str) -> Refusal {
     Refusal::new(REFUSED, text)
 }
 
-fn address_of(peer: &Peer) -> usize {
+pub(crate) fn address_of(peer: &Peer) -> usize {
     std::ptr::from_ref(peer).addr()
 }

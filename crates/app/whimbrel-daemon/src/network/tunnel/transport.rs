@@ -8,10 +8,10 @@ use whimbrel_migrate::protocol::TunnelId;
 use whimbrel_net::tunnel::{InFlightBatch, Transport};
 use whimbrel_wire::{CallError, Connection, Request};
 
-pub(super) struct WireTransport {
-    pub(super) id: TunnelId,
-    pub(super) connection: Connection,
-    pub(super) runtime: Handle,
+pub(crate) struct WireTransport {
+    pub(crate) id: TunnelId,
+    pub(crate) connection: Connection,
+    pub(crate) runtime: Handle,
 }
 
 impl Transport for WireTransport {

@@ -155,6 +155,7 @@ endpoints! {
     Limit = PUT TRUST_ENTRY: Admin Everything, "trust set";
     Distrust = DELETE TRUST_ENTRY: Admin Everything, "trust rm";
     CreateNetwork = POST NETWORKS: Admin Everything, "network create";
+    NetworkHosts = POST NETWORK_HOSTS: Admin Everything, "network share";
     DeleteNetwork = DELETE NETWORK: Admin Everything, "network rm";
     Tokens = GET TOKENS: Admin Everything, "token ls";
     CreateToken = POST TOKENS: Admin Everything, "token create";

@@ -34,6 +34,9 @@ impl Asker {
     pub(crate) fn network(&self, mut network: NetworkInfo) -> NetworkInfo {
         network.machines.retain(|one| self.sees(Object::Machine(&one.machine)));
         network.ports.retain(|one| self.sees(Object::Machine(&one.machine)));
+        for host in &mut network.hosts {
+            host.machines.retain(|one| self.sees(Object::Machine(&one.machine)));
+        }
         network
     }
 

@@ -108,6 +108,7 @@ named! {
     RepairRequest: |_| vec![Everything];
     BucketRequest: |_| vec![Everything];
     NetworkRequest: |_| vec![Everything];
+    NetworkHostsRequest: |_| vec![Everything];
     RefRights: |_| vec![Everything];
     TokenRequest: |_| vec![Everything];
     TrustEntry: |_| vec![Everything];

@@ -54,7 +54,7 @@ const DOCUMENTED: [(&str, &str); 3] = [
         "admin",
         "POST /v1/machines/{name}/resolve, *POST /v1/export, *POST /v1/import, *POST /v1/cache, \
          *POST /v1/trust, *PUT /v1/trust/{name}, *DELETE /v1/trust/{name}, *GET /v1/tokens, \
-         *POST /v1/tokens, *DELETE /v1/tokens/{name}, *POST /v1/networks, *DELETE /v1/networks/{name}, \
+         *POST /v1/tokens, *DELETE /v1/tokens/{name}, *POST /v1/networks, *POST /v1/networks/{name}/hosts, *DELETE /v1/networks/{name}, \
          *PUT /v1/store/key, *GET /v1/wire",
     ),
 ];

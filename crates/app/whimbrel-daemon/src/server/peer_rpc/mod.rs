@@ -21,7 +21,7 @@ use crate::{
     evacuate::{CapacityReply, EvacuateHost, QueryCapacity},
     guest::SetGuestPermissions,
     migrate::cpu_baseline::QueryCpu,
-    network::tunnel,
+    network::{shared, tunnel},
     peers::{connections::RequestClass, hosts::QueryMachines},
 };
 use bytes::Bytes;
@@ -231,6 +231,7 @@ impl Service for Peers {
             let gone = address_of(connection.peer());
             let forget = move || {
                 host.tunnels.left(gone);
+                host.link_lost(gone, "the connection is over");
                 lost.into_iter().for_each(|handover| host.arrivals().connection_lost(handover));
             };
             let _ = tokio::task::spawn_blocking(forget).await;
@@ -325,6 +326,8 @@ impl IncomingCall {
             HostRequest::OpenTunnel | HostRequest::CloseTunnel => {
                 tunnel::open_or_close(host, &asker.name, connection, &request)
             }
+            HostRequest::JoinNetwork => shared::join(host, &asker.name, connection, &request),
+            HostRequest::NetworkAddresses => shared::learn(host, connection, &request),
             // Handled without a thread.
             HostRequest::TunnelFrames => Err(Refusal::unknown_kind(request.kind)),
         }

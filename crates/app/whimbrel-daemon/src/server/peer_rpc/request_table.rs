@@ -90,6 +90,8 @@ kinds! {
     OpenTunnel = tunnel::protocol::OPEN,
     TunnelFrames = tunnel::protocol::FRAMES,
     CloseTunnel = tunnel::protocol::CLOSE,
+    JoinNetwork = tunnel::protocol::JOIN,
+    NetworkAddresses = tunnel::protocol::ADDRESSES,
 }
 
 /// The object of a request, and where it is named.
@@ -189,8 +191,10 @@ impl HostRequest {
             | Self::Witness
             | Self::Inputs => need(PROTECT, Access::Use, Subject::Host),
             Self::OpenTunnel => need(TUNNEL, Access::Write, Subject::TunnelMachine),
-            // Sent to both ends of a tunnel that one of them had the right to open.
-            Self::TunnelFrames => need(&[], Access::Use, Subject::Host),
+            // The network's record says with which hosts it is shared.
+            Self::JoinNetwork => need(TUNNEL, Access::Use, Subject::Host),
+            // Sent to both ends of a tunnel or link that one of them had the right to open.
+            Self::TunnelFrames | Self::NetworkAddresses => need(&[], Access::Use, Subject::Host),
             Self::CloseTunnel => need(TUNNEL, Access::Use, Subject::Host),
         }
     }

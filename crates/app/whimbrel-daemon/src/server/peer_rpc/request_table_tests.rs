@@ -19,7 +19,7 @@ fn documented(kind: u16) -> (&'static [Right], Access) {
     match kind {
         0x0100 => (&[Right::Migrate], Access::Write),
         0x0101..=0x010b | 0x0110 | 0x0160 | 0x0162 | 0x0163 => (&[Right::Migrate], Access::Use),
-        0x0111 | 0x0112 | 0x0601 => (&[], Access::Use),
+        0x0111 | 0x0112 | 0x0601 | 0x0604 => (&[], Access::Use),
         0x0140..=0x0142 => (&[Right::Migrate, Right::Store], Access::Write),
         0x0161 => (&[Right::Migrate, Right::Guest], Access::Use),
         // Each object is judged: `transfer/capsule_access.rs`, `peers/hosts.rs`.
@@ -28,7 +28,7 @@ fn documented(kind: u16) -> (&'static [Right], Access) {
         0x0300 => (&[Right::Protect], Access::Write),
         0x0301..=0x0309 => (&[Right::Protect], Access::Use),
         0x0600 => (&[Right::Tunnel], Access::Write),
-        0x0602 => (&[Right::Tunnel], Access::Use),
+        0x0602 | 0x0603 => (&[Right::Tunnel], Access::Use),
         _ => panic!("{kind:#06x} is not documented"),
     }
 }
