@@ -266,6 +266,66 @@ fn archives_and_a_registry_have_the_same_image_and_a_second_pull_fetches_nothing
 }
 
 #[test]
+fn an_image_is_built_by_a_recipe_and_the_next_build_goes_on_after_what_is_the_same() {
+    let mut cluster = Cluster::start(&["alpha"]);
+    let layout = Layout::new();
+    cluster.host_mut("alpha").restart_with(&kernel_settings());
+    let (alpha, place) = (cluster.host("alpha"), cluster.lab.host("alpha"));
+    alpha.run(&["image", "import", &layout.folder(), "mine/app"]);
+    let folder = layout.dir.path().join("recipe");
+    write(&folder, "site/index.html", 0o644, "first");
+    write(&folder, "site/deep/run.sh", 0o755, "#!/bin/sh\necho ran\n");
+    write(&folder, "note", 0o640, "copied");
+    let recipe = |end: &str| {
+        let text = "FROM mine/app\nENV GREETING=\"it's built\"\nRUN echo \"$GREETING\" >/data/greeting\n\
+                    COPY site /app\nCOPY note /data/notes/\nWORKDIR /app\nRUN deep/run.sh >/data/ran && \\\n\
+                    \x20   pwd >>/data/ran\nLABEL purpose=test\n";
+        write(&folder, "Imagefile", 0o644, &format!("{text}{end}"));
+    };
+    let cmd = "CMD [\"/bin/sh\", \"-c\", \"echo \\\"$GREETING in $PWD\\\"; exec httpd -f -p 8000\"]\n";
+    recipe(cmd);
+    let build = ["image", "build", "mine/site", folder.to_str().expect("a path"), "--memory", "192M"];
+    let built = alpha.json(&build);
+    assert_eq!((&built["steps"], &built["cached"]), (&json!(8), &json!(0)), "{built}");
+    assert!(alpha.machines().is_empty(), "the machine of the build is left");
+
+    let launch = ["launch", "mine/site", "box", "--memory", "192M", "-p", "8080:8000"];
+    alpha.run(&launch);
+    assert_eq!(served(place, 8080), "first");
+    let log = alpha.run(&["logs", "box"]);
+    assert!(log.contains("it's built in /app"), "{log}");
+    let script =
+        "cat /data/greeting /data/ran; stat -c '%u:%g %a' /data/notes/note /app/deep/run.sh; ls /.whimbrel*";
+    let seen = alpha.run(&["exec", "box", "--", "sh", "-c", script]);
+    let expected = ["it's built", "ran", "/app", "0:0 640", "0:0 755"];
+    assert_eq!(seen.lines().take(5).collect::<Vec<_>>(), expected, "{seen}");
+    assert!(!seen.contains("copy"), "{seen}");
+    alpha.run(&["stop", "box", "--kill"]);
+    alpha.run(&["delete", "box"]);
+
+    // With other content from the third step on.
+    write(&folder, "site/index.html", 0o644, "second");
+    assert_eq!(alpha.json(&build)["cached"], 2);
+    alpha.run(&launch);
+    assert_eq!(served(place, 8080), "second");
+
+    // A step that fails leaves the image, and the states of the steps before it.
+    recipe("RUN echo lost; exit 3\n");
+    let refused = alpha.refuse(&build);
+    assert!(refused.text.contains("line 10") && refused.text.contains("ended with 3"), "{refused:?}");
+    assert_eq!(refused.text.matches(", as before").count(), 6, "{refused:?}");
+    assert_eq!(alpha.machines().len(), 1, "the machine of the build is left");
+    assert_eq!(alpha.json(&["image", "ls"]).as_array().map(Vec::len), Some(2));
+    let refused = alpha.refuse(&["image", "build", "mine/site", "/nowhere"]);
+    assert!(refused.text.contains("/nowhere/Imagefile"), "{refused:?}");
+    write(&folder, "Imagefile", 0o644, "FROM mine/app\nEXPOSE 80\n");
+    assert!(alpha.refuse(&build).text.contains("line 2: EXPOSE is not known here"));
+    alpha.run(&["image", "rm", "mine/site"]);
+    let left = alpha.run(&["ls"]);
+    assert!(!left.contains("build-"), "states of a build are left: {left}");
+}
+
+#[test]
 fn container_images_that_cannot_be_machines_are_refused_and_leave_nothing() {
     let mut cluster = Cluster::start(&["alpha"]);
     let layout = Layout::new();

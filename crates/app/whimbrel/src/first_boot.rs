@@ -65,6 +65,11 @@ pub(crate) fn variable(text: &str) -> Result<(String, String), String> {
     }
 }
 
+/// `text` as one word of a shell.
+pub(crate) fn shell_word(text: &str) -> String {
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
 /// A script for the machine of a container image that sets these variables, and goes on with `script`.
 pub(crate) fn script_of(variables: &[(String, String)], script: Option<&str>) -> Result<String, CliError> {
     let usage = || CliError::Usage {
@@ -73,8 +78,7 @@ pub(crate) fn script_of(variables: &[(String, String)], script: Option<&str>) ->
     };
     let script = script.map(|script| script.strip_prefix("#!").ok_or_else(usage)).transpose()?;
     let rest = script.and_then(|script| script.split_once('\n')).map_or("", |(_, rest)| rest);
-    let line =
-        |(name, value): &(String, String)| format!("export {name}='{}'\n", value.replace('\'', r"'\''"));
+    let line = |(name, value): &(String, String)| format!("export {name}={}\n", shell_word(value));
     Ok(format!("#!/bin/sh\n{}{rest}", variables.iter().map(line).collect::<String>()))
 }
 

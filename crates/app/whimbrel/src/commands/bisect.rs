@@ -7,24 +7,20 @@ use crate::{
     commands::log::beside,
     context::Context,
     error::CliError,
+    guest_command::exec_when_up,
     operation,
 };
 use serde::Serialize;
-use std::{
-    process::Stdio,
-    time::{Duration, Instant},
-};
+use std::{process::Stdio, time::Instant};
 use whimbrel_api::{
-    CapsuleInfo, CapsuleRef, CloneNetwork, CloneRequest, ErrorCode, ExecRequest, OperationResult,
-    OperationState, ResumeMode, StopMode, StopRequest,
+    CapsuleInfo, CapsuleRef, CloneNetwork, CloneRequest, ExecRequest, OperationResult, OperationState,
+    ResumeMode, StopMode, StopRequest,
 };
 use whimbrel_client::ClientError;
 use whimbrel_core::{CapsuleId, MachineName};
 
 /// Time for a command in the guest, which is asked about for as long.
 const COMMAND_S: u64 = 600;
-/// Pause before a guest is asked again that does not answer yet.
-const RETRY: Duration = Duration::from_secs(1);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -157,18 +153,8 @@ impl Args {
             input: String::new(),
             timeout_s: Some(COMMAND_S),
         };
-        let deadline = Instant::now() + self.timeout.0;
-        loop {
-            match context.client.exec(clone, &request).await {
-                Ok(ended) => return Ok(ended.exit_code.unwrap_or(128)),
-                Err(ClientError::Api(error))
-                    if error.code == ErrorCode::Unreachable && Instant::now() < deadline =>
-                {
-                    tokio::time::sleep(RETRY).await;
-                }
-                Err(error) => return Err(error.into()),
-            }
-        }
+        let ended = exec_when_up(context, clone, &request, Instant::now() + self.timeout.0).await?;
+        Ok(ended.exit_code.unwrap_or(128))
     }
 }
 

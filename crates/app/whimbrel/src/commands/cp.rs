@@ -123,7 +123,7 @@ async fn fetch(
     }
 }
 
-async fn send(
+pub(crate) async fn send(
     context: &Context,
     name: &MachineName,
     path: &str,

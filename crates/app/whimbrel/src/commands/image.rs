@@ -1,11 +1,11 @@
-//! `whimbrel image`: fetches, lists, serves and removes images of distributions and containers.
+//! `whimbrel image`: fetches, builds, lists, serves and removes images of distributions and containers.
 
 use crate::{
     argument_types::absolute,
     capsule_text,
     context::Context,
     error::CliError,
-    image_server, operation,
+    image_build, image_server, operation,
     output::Removed,
     table::{ago, table},
 };
@@ -24,6 +24,7 @@ Examples:
   whimbrel image import disk.qcow2 mine/web
   whimbrel image import app.tar mine/app   saved with `docker save app -o app.tar`
   whimbrel image pull docker/nginx/1.27    from a registry of container images
+  whimbrel image build mine/web            by a recipe like a Dockerfile in this folder
   whimbrel image serve /srv/images         to other hosts
   whimbrel launch mine/web web             a machine with a disk like that
   whimbrel checkpoint web --disks-only --tag image.mine.web-2
@@ -65,6 +66,7 @@ enum Action {
         /// Name for the image
         image: ImageName,
     },
+    Build(Box<image_build::Args>),
     /// Serve images to other hosts, as simplestreams over HTTP
     ///
     /// Whoever reaches the address can fetch them. The folder has all files, so any web server can serve it.
@@ -106,9 +108,11 @@ impl Args {
                     ImportRequest { path: file, name: image.tag(), format: ImportFormat::Disk, key: None };
                 operation::perform(context, client.import(&request)).await
             }
+            Action::Build(build) => build.run(context).await,
             Action::Serve(serve) => serve.run(context).await,
             Action::Rm { image } => {
                 let left = client.remove(&image.tag()).await?;
+                image_build::remove_states(context, &image, 0).await;
                 if let Some(note) = capsule_text::left_behind(&left) {
                     output.remark(&format!("note: {image} was capsule {}: {note}", left.capsule.short()));
                 }

@@ -102,14 +102,7 @@ impl Args {
     pub(crate) async fn create(self, context: &Context) -> Result<MachineInfo, CliError> {
         let mut cloud_init = self.first_boot.cloud_init_with_own_keys()?;
         let capsule = CapsuleRef::Name(self.image.tag());
-        let image = match context.client.capsule(&capsule).await {
-            Err(ClientError::Api(error)) if error.code == ErrorCode::NotFound => {
-                let request = ImagePullRequest { name: self.image };
-                operation::complete(context, context.client.pull_image(&request)).await?;
-                context.client.capsule(&capsule).await?
-            }
-            found => found?,
-        };
+        let image = image(context, &self.image).await?;
         match (self.env.is_empty(), is_container(&image)) {
             (true, _) => {}
             (false, true) => {
@@ -152,13 +145,26 @@ impl Args {
     }
 }
 
+/// The image of that name, which is fetched if it is not here.
+pub(crate) async fn image(context: &Context, name: &ImageName) -> Result<CapsuleInfo, CliError> {
+    let capsule = CapsuleRef::Name(name.tag());
+    match context.client.capsule(&capsule).await {
+        Err(ClientError::Api(error)) if error.code == ErrorCode::NotFound => {
+            let request = ImagePullRequest { name: name.clone() };
+            operation::complete(context, context.client.pull_image(&request)).await?;
+            Ok(context.client.capsule(&capsule).await?)
+        }
+        found => Ok(found?),
+    }
+}
+
 /// Whether an image was made of a container image, which has a program in place of a system.
-fn is_container(image: &CapsuleInfo) -> bool {
+pub(crate) fn is_container(image: &CapsuleInfo) -> bool {
     image.labels.contains_key(PROGRAM_LABEL)
 }
 
 /// A port in the default network, which is made if it is not there.
-async fn default_port(context: &Context) -> Result<NicRequest, CliError> {
+pub(crate) async fn default_port(context: &Context) -> Result<NicRequest, CliError> {
     let networks = context.client.networks().await?;
     if !networks.iter().any(|network| network.name == NETWORK) {
         let request = NetworkRequest { name: NETWORK.to_owned(), ..NetworkRequest::default() };
