@@ -14,7 +14,7 @@ use super::{
     locks::Locks,
     name_changes,
     open_files::MAX_RANGE,
-    refuse,
+    quota, refuse,
     sessions::{ServedSession, Sessions, unknown_key},
     tree_listing::walk,
     xattrs,
@@ -223,7 +223,8 @@ impl Shared {
                 let (mut granting, path) = (session.granting(), body.path().clone());
                 let change = || {
                     let before = name_changes::version_before(session, &body);
-                    Ok((name_changes::apply(session, body.clone())?, before))
+                    let apply = || name_changes::apply(session, body.clone());
+                    Ok((quota::op_within(session, &body, apply)?, before))
                 };
                 let (done, before) = session.change(|| session.touched(&body), change)?;
                 let attr = granting.file(&session.tree, &path, done.attr)?;
@@ -412,12 +413,13 @@ fn write(session: &ServedSession, wanted: &Write, payload: &[u8]) -> Result<Attr
 fn free_space(session: &ServedSession) -> Result<FilesystemSpace, Refusal> {
     let root = session.tree.dir(&crate::proto::RelPath::root())?;
     let found = rustix::fs::fstatvfs(&root).map_err(refuse("get the free space"))?;
-    Ok(FilesystemSpace {
+    let space = FilesystemSpace {
         unit: found.f_frsize,
         total: found.f_blocks,
         free: found.f_bfree,
         available: found.f_bavail,
         files: found.f_files,
         files_free: found.f_ffree,
-    })
+    };
+    Ok(session.tree.quota.as_ref().map_or(space, |quota| quota.limit_space(space)))
 }

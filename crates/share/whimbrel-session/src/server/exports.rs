@@ -5,7 +5,7 @@
 //! export. A file is first examined through a descriptor that cannot read (`O_PATH`), so a device is never
 //! opened.
 
-use super::{refuse, stale};
+use super::{quota::Quota, refuse, stale};
 use crate::proto::{Attr, DeviceNumber, FileRef, Ident, Kind, Name, RelPath, Time};
 use bytes::Bytes;
 use rustix::{
@@ -21,6 +21,7 @@ use std::{
         unix::ffi::OsStrExt,
     },
     path::{Path, PathBuf},
+    sync::Arc,
 };
 use whimbrel_core::Digest;
 use whimbrel_wire::{PeerIdentity, PublicKey, Refusal};
@@ -48,6 +49,7 @@ pub struct Export {
     dir: OwnedFd,
     /// Clients by key; none if the transport admits the right ones only.
     clients: Option<Vec<(PublicKey, ExportAccess)>>,
+    quota: Option<Arc<Quota>>,
 }
 
 /// A directory cannot be exported.
@@ -67,12 +69,27 @@ impl Export {
         let canonical = path.canonicalize().map_err(failed)?;
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         let dir = rustix::fs::openat(CWD, &canonical, flags, Mode::empty());
-        Ok(Self { dir: dir.map_err(|errno| failed(errno.into()))?, path: canonical, clients: None })
+        Ok(Self {
+            dir: dir.map_err(|errno| failed(errno.into()))?,
+            path: canonical,
+            clients: None,
+            quota: None,
+        })
     }
 
     /// Limits the export to the holders of these keys.
     pub fn only_for(self, clients: Vec<(PublicKey, ExportAccess)>) -> Self {
         Self { clients: Some(clients), ..self }
+    }
+
+    /// Limits the space of all files of the export to `limit` bytes, as `du` counts it. They are counted in
+    /// the background; until that is done once, nothing is refused.
+    pub fn with_quota(self, limit: u64) -> Result<Self, ExportError> {
+        let dir = self.dir.try_clone().and_then(|dir| Quota::new(dir, limit));
+        match dir {
+            Ok(quota) => Ok(Self { quota: Some(quota), ..self }),
+            Err(source) => Err(ExportError { path: self.path, source }),
+        }
     }
 
     /// How the peer may use this export, if at all. Of several entries the last one counts.
@@ -106,8 +123,8 @@ impl Export {
     /// Opens the directory `path` as the root of a session.
     pub(super) fn tree(&self, path: &RelPath, ownership: bool) -> Result<ExportTree, Refusal> {
         let root = self.dir.try_clone().map_err(|_| refuse("duplicate a descriptor")(Errno::MFILE))?;
-        let whole = ExportTree { root, ownership };
-        Ok(ExportTree { root: whole.dir(path)?, ownership })
+        let whole = ExportTree { root, ownership, quota: self.quota.clone() };
+        Ok(ExportTree { root: whole.dir(path)?, ..whole })
     }
 }
 
@@ -116,6 +133,8 @@ pub(super) struct ExportTree {
     root: OwnedFd,
     /// Whether clients may do what only owners and root may, see [`Limits`](super::Limits).
     pub(super) ownership: bool,
+    /// Quota of the export.
+    pub(super) quota: Option<Arc<Quota>>,
 }
 
 impl ExportTree {

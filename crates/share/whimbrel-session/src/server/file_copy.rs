@@ -8,6 +8,7 @@
 use super::{
     name_changes,
     open_files::{errno_of, reserved_end},
+    quota::taken_by_write,
     refuse,
     sessions::ServedSession,
     stale,
@@ -46,7 +47,8 @@ pub(super) fn copy(session: &ServedSession, wanted: &Copy) -> Result<Copied, Ref
             Copying { from: from.file(), to: to.file(), size: now.size, reserved: reserved_end(now) };
         copy.copy_range(wanted.from_offset, wanted.offset, len)
     };
-    let (attr, len) = to.write_stamped(&wanted.expect, wanted.stamp, stretch)?;
+    let more = |now: &Attr| taken_by_write(now, wanted.offset, len);
+    let (attr, len) = to.write_stamped((&wanted.expect, wanted.stamp), more, stretch)?;
     if !within && from.stamped_attr()?.version() != source.version() {
         return Err(stale());
     }

@@ -26,6 +26,7 @@ mod name_changes;
 mod nodes;
 mod open_files;
 mod outside_changes;
+mod quota;
 mod sessions;
 mod tree_listing;
 mod write_intent;
@@ -33,7 +34,7 @@ mod xattrs;
 
 pub use dispatcher::Server;
 pub use exports::{Export, ExportAccess, ExportError};
-pub use sessions::Limits;
+pub use sessions::{Limits, SessionEvent, SessionOutcome};
 
 use crate::proto::code;
 use rustix::io::Errno;

@@ -6,6 +6,7 @@
 
 use super::{
     exports::{ExportTree, attr_of},
+    quota::{Quota, taken_by_write},
     refuse, stale, write_intent,
 };
 use crate::proto::{Attr, FileRef, Ident, MAX_HOLES, PAGE, Range, Time, Write, code, is_zero};
@@ -44,6 +45,8 @@ pub(super) struct OpenFile {
     /// system's.
     write_lock: Arc<RwLock<()>>,
     used: AtomicU64,
+    /// Quota of the export.
+    quota: Option<Arc<Quota>>,
 }
 
 /// The locks of all files that sessions of one server have open: a file has one lock, whoever opened it.
@@ -112,8 +115,8 @@ impl OpenFiles {
             return Ok(known.clone());
         }
         let order = self.locks.of(wanted.ident);
-        let opened =
-            Arc::new(OpenFile { file, writable: write, write_lock: order, used: AtomicU64::new(now) });
+        let (used, quota) = (AtomicU64::new(now), tree.quota.clone());
+        let opened = Arc::new(OpenFile { file, writable: write, write_lock: order, used, quota });
         open.insert(wanted.ident, opened.clone());
         if open.len() > self.most {
             let oldest = open.iter().min_by_key(|(_, file)| file.used.load(Ordering::Relaxed));
@@ -251,16 +254,17 @@ impl OpenFile {
     }
 
     pub(super) fn write(&self, wanted: &Write, content: &[u8]) -> Result<Attr, Refusal> {
-        self.write_stamped(&wanted.expect, wanted.stamp, |now| self.change(wanted, content, now))
-            .map(|done| done.0)
+        let more = |now: &Attr| taken_by_write(now, wanted.offset, content.len() as u64);
+        let write = |now: &Attr| self.change(wanted, content, now);
+        self.write_stamped((&wanted.expect, wanted.stamp), more, write).map(|done| done.0)
     }
 
-    /// Runs `change`, which gets the current attributes, if the modification time is one of those expected,
-    /// and sets the stamp.
+    /// Runs `change`, which gets the current attributes and takes up to `more` bytes, if the modification
+    /// time is one of those expected and there is room for it, and sets the stamp.
     pub(super) fn write_stamped<T>(
         &self,
-        expect: &[Time],
-        stamp: Time,
+        (expect, stamp): (&[Time], Time),
+        more: impl FnOnce(&Attr) -> u64,
         change: impl FnOnce(&Attr) -> Result<T, Refusal>,
     ) -> Result<(Attr, T), Refusal> {
         let _order = self.write_lock.write().unwrap_or_else(PoisonError::into_inner);
@@ -269,8 +273,14 @@ impl OpenFile {
         if !ours(now.mtime) && !write_intent::stamp_of(&self.file, now.mtime).is_some_and(ours) {
             return Err(Refusal::new(code::CONFLICT, "the file was changed by somebody else"));
         }
+        if let Some(quota) = &self.quota {
+            quota.admit(more(&now))?;
+        }
         write_intent::record(&self.file, stamp);
         let changed = change(&now);
+        if let (Some(quota), Ok(after)) = (&self.quota, self.attr()) {
+            quota.charge(&now, &after);
+        }
         // After a failure as well: the part that was written is the writer's, too.
         match set_mtime(&self.file, stamp) {
             Ok(()) => write_intent::end(&self.file),
@@ -365,8 +375,8 @@ mod tests {
             assert!(second.write_lock.try_write().is_err(), "the other session may check and write now");
             Ok(())
         };
-        first.write_stamped(&[found.mtime], stamp(1), write).unwrap();
-        let late = second.write_stamped(&[found.mtime], stamp(2), |_| Ok(()));
+        first.write_stamped((&[found.mtime], stamp(1)), |_| 0, write).unwrap();
+        let late = second.write_stamped((&[found.mtime], stamp(2)), |_| 0, |_| Ok(()));
         assert_eq!(late.map(|_| ()).unwrap_err().code, code::CONFLICT);
     }
 
@@ -412,7 +422,7 @@ mod tests {
         let stamp = Time { seconds: 1_000_001, nanos: 987_654_321 };
         let write = |found: Time| {
             set_mtime(file.file(), found).unwrap();
-            file.write_stamped(&[stamp], stamp, |_: &Attr| Ok(())).map(|_| ())
+            file.write_stamped((&[stamp], stamp), |_: &Attr| 0, |_: &Attr| Ok(())).map(|_| ())
         };
         for (seconds, nanos) in
             [(1_000_001, 987_654_300), (1_000_001, 980_000_000), (1_000_001, 0), (1_000_000, 0)]

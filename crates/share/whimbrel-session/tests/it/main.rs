@@ -21,6 +21,7 @@ mod nbd;
 mod pieces;
 mod posix;
 mod power;
+mod quota;
 mod random;
 mod renames;
 mod server;

@@ -8,7 +8,7 @@ use crate::{
 };
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 use tokio::net::TcpListener;
-use whimbrel_core::HostName;
+use whimbrel_core::{ByteSize, HostName};
 use whimbrel_session::server::{Export, ExportAccess, Limits, Server};
 use whimbrel_wire::{
     Endpoint, Identity, PeerIdentity, PublicKey, Right, Rights, Trust, TrustError, TrustedPeer, connect_io,
@@ -24,6 +24,8 @@ pub(super) struct ExportServer {
     pub(super) allow: Vec<(PublicKey, ExportAccess)>,
     /// Whether clients over TLS may do to files what only their owner or root may do.
     pub(super) root: bool,
+    /// Most space of all files of each directory.
+    pub(super) quota: Option<ByteSize>,
     pub(super) idle: Duration,
     pub(super) metrics: MetricsListener,
 }
@@ -35,7 +37,11 @@ fn endpoint(server: Server) -> Result<Endpoint, CliError> {
 
 impl ExportServer {
     fn exports(&self) -> Result<Vec<Export>, CliError> {
-        let exports: Result<Vec<Export>, _> = self.dirs.iter().map(|dir| Export::new(dir)).collect();
+        let export = |dir: &PathBuf| match self.quota {
+            Some(limit) => Export::new(dir)?.with_quota(limit.0),
+            None => Export::new(dir),
+        };
+        let exports: Result<Vec<Export>, _> = self.dirs.iter().map(export).collect();
         exports.map_err(|error| CliError::Session(Box::new(error)))
     }
 

@@ -11,6 +11,7 @@ use super::{
 use crate::{argument_types::DurationArg, context::Context, error::CliError, metrics::MetricsListener};
 use std::{io, net::SocketAddr, path::PathBuf, time::Duration};
 use tokio::signal::unix::{SignalKind, signal};
+use whimbrel_core::ByteSize;
 use whimbrel_session::server::ExportAccess;
 use whimbrel_wire::PublicKey;
 
@@ -52,6 +53,9 @@ pub(crate) struct Args {
     /// Let clients set owners and the bits that run a program as its owner or group
     #[arg(long, requires = "listen")]
     root: bool,
+    /// Most space that all files in each of these directories may take; more is refused with EDQUOT
+    #[arg(long, value_name = "SIZE", requires = "listen")]
+    quota: Option<ByteSize>,
     /// Directory of the own key and of the trusted keys [default: ~/.config/whimbrel]
     #[arg(long, alias = "keys", value_name = "DIR", requires = "listen")]
     keys_dir: Option<PathBuf>,
@@ -122,7 +126,8 @@ impl Args {
         let allow = self.allow.into_iter().map(|key| (key, ExportAccess::Write)).chain(readers).collect();
         let idle =
             self.idle.map_or(self.idle_timeout.0, |hours| Duration::from_secs(u64::from(hours) * 3600));
-        let serving = ExportServer { dirs, read_only, keys, allow, root, idle, metrics: self.metrics };
+        let (quota, metrics) = (self.quota, self.metrics);
+        let serving = ExportServer { dirs, read_only, keys, allow, root, quota, idle, metrics };
         let output = context.output;
         // Two threads, because many clients read files at once.
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();

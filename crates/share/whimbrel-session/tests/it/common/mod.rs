@@ -243,7 +243,7 @@ impl World {
         Self::on(tempfile::tempdir().unwrap(), &world.mount(), (server_of(&world.mount()), false), change)
     }
 
-    fn on(
+    pub fn on(
         dir: TempDir,
         served: &Path,
         (server, locks): (Server, bool),
