@@ -235,6 +235,10 @@ fn what_was_synced_on_a_mount_reaches_the_server_after_either_side_was_killed() 
     place.session(&["unmount", "vms"]).expect("an end");
     ended(&mut mounted);
     drop(server);
+    let noted = read(&server_keys.join("audit/sessions.jsonl"));
+    let last = noted.lines().last().unwrap_or_default();
+    assert!(noted.contains("\"outcome\":\"write\"") && last.contains("\"outcome\":\"ended\""), "{noted}");
+    assert!(noted.lines().all(|line| line.contains(&ours)), "{noted}");
 }
 
 #[test]

@@ -23,6 +23,7 @@ mod handshakes;
 mod hello;
 mod identity;
 pub mod json_file;
+mod line_log;
 mod local_socket;
 mod log_limit;
 mod message_kinds;
@@ -51,6 +52,7 @@ pub use hello::{
     Hello, HelloError, Protocol, ProtocolMismatch, ProtocolVersions, Role, VERSIONS, Version, VersionRange,
 };
 pub use identity::Identity;
+pub use line_log::{LineLog, LogBounds};
 pub use local_socket::{Invitation, LocalSocket, connect_local};
 pub use message_kinds::{Right, Rights, range};
 pub use peer_address::{ParseAddressError, PeerAddress};

@@ -4,7 +4,6 @@
 //! Numbers go on from the last event that is known, or begin at the time of the daemon's start in
 //! milliseconds, whichever is larger: they grow across restarts, also if the log is lost.
 
-use super::line_log::{LineLog, LogBounds};
 use std::{
     collections::VecDeque,
     path::PathBuf,
@@ -12,6 +11,7 @@ use std::{
 };
 use tokio::sync::watch;
 use whimbrel_api::{EventKind, HostEvent};
+use whimbrel_wire::{LineLog, LogBounds};
 
 /// Most events that are retained.
 const RETAINED_MAX: usize = 1000;

@@ -8,7 +8,6 @@ pub(crate) mod event_counts;
 pub(crate) mod event_log;
 pub(crate) mod free_memory;
 pub(crate) mod history;
-pub(crate) mod line_log;
 pub(crate) mod master_key;
 pub(crate) mod notifier;
 pub(crate) mod operations;

@@ -15,7 +15,7 @@ use super::{
     name_changes,
     open_files::MAX_RANGE,
     quota, refuse,
-    sessions::{ServedSession, Sessions, unknown_key},
+    sessions::{ServedSession, SessionEvent, SessionOutcome, Sessions, unknown_key},
     tree_listing::walk,
     xattrs,
 };
@@ -53,11 +53,25 @@ struct Shared {
     /// Secret for share keys, known to this process only.
     secret: Option<[u8; 32]>,
     calls: CallDurations,
+    note: Box<NoteSession>,
 }
+
+/// Notes what becomes of sessions.
+type NoteSession = dyn Fn(&SessionEvent<'_>) + Send + Sync;
 
 impl Server {
     /// Makes a server of these exports.
     pub fn new(exports: Vec<Export>, read_only: bool, limits: Limits) -> Self {
+        Self::with_notes(exports, read_only, limits, |_| {})
+    }
+
+    /// Makes a server that tells `note` of each session that it gives, refuses or ends.
+    pub fn with_notes(
+        exports: Vec<Export>,
+        read_only: bool,
+        limits: Limits,
+        note: impl Fn(&SessionEvent<'_>) + Send + Sync + 'static,
+    ) -> Self {
         let secret = limits.share.then(|| rand::rng().random());
         let (leases, locks) = (Leases::new(&limits), Locks::new(limits.lease_term));
         Self {
@@ -70,6 +84,7 @@ impl Server {
                 locks,
                 secret,
                 calls: CallDurations::default(),
+                note: Box::new(note),
             }),
         }
     }
@@ -116,12 +131,12 @@ impl Shared {
     fn answer(&self, peer: &PeerIdentity, request: &Request) -> Answer {
         match request.kind {
             OpenCall::KIND => {
-                let (opened, incarnation) =
-                    self.open(peer, &request.decode::<OpenCall>()?, &request.payload)?;
+                let (opened, incarnation) = self.open_noted(peer, request)?;
                 Reply::of::<OpenCall>(&opened, incarnation)
             }
             EndCall::KIND => self.handle_keyed::<EndCall, _>(peer, request, |session, _| {
                 self.sessions.end(session);
+                (self.note)(&SessionEvent { peer, directory: &[], outcome: SessionOutcome::Ended });
                 session.client().inspect(|client| self.locks.release(client));
                 Ok(((), Bytes::new()))
             }),
@@ -274,6 +289,19 @@ impl Shared {
         drop(session);
         let news = self.leases.watch(holder, &body).await;
         Reply::of::<WatchCall>(&news.ok_or_else(unknown_key)?, Bytes::new())
+    }
+
+    /// Opens a session, and notes what becomes of it.
+    fn open_noted(&self, peer: &PeerIdentity, request: &Request) -> Outcome<OpenCall> {
+        let wanted = request.decode::<OpenCall>()?;
+        let opened = self.open(peer, &wanted, &request.payload);
+        let outcome = match &opened {
+            Ok((opened, _)) if opened.read_only => SessionOutcome::Opened(ExportAccess::Read),
+            Ok(_) => SessionOutcome::Opened(ExportAccess::Write),
+            Err(refusal) => SessionOutcome::Refused(&refusal.text),
+        };
+        (self.note)(&SessionEvent { peer, directory: &wanted.directory, outcome });
+        opened
     }
 
     fn open(&self, peer: &PeerIdentity, wanted: &Open, client: &[u8]) -> Outcome<OpenCall> {

@@ -28,6 +28,28 @@ use std::{
 use whimbrel_core::lock;
 use whimbrel_wire::{PeerIdentity, Refusal};
 
+/// A session that a server gave, refused or ended, for an audit log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SessionEvent<'a> {
+    /// The client that asked.
+    pub peer: &'a PeerIdentity,
+    /// The directory that was asked for; empty when a session ends.
+    pub directory: &'a [u8],
+    /// What became of the session.
+    pub outcome: SessionOutcome<'a>,
+}
+
+/// What became of a session.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SessionOutcome<'a> {
+    /// The session began, with this access.
+    Opened(ExportAccess),
+    /// The session was refused, for this reason.
+    Refused(&'a str),
+    /// The client has ended the session.
+    Ended,
+}
+
 /// Limits of a server.
 #[derive(Debug, Clone)]
 pub struct Limits {

@@ -3,9 +3,9 @@
 //! Every request that may change something, opens a console or is refused is noted, with its outcome; reads
 //! that succeed are not, since programs poll.
 
-use crate::core::line_log::{LineLog, LogBounds};
 use serde::Serialize;
 use std::path::Path;
+use whimbrel_wire::{LineLog, LogBounds};
 
 const BOUNDS: LogBounds = LogBounds { file_max: 4 << 20, old_files: 4 };
 

@@ -1,6 +1,6 @@
 //! Exports: the directories that `whimbrel serve DIR` serves to sessions, over ssh or TLS.
 
-use super::grants::Grants;
+use super::{audit::AuditLog, grants::Grants};
 use crate::{
     error::CliError,
     metrics::{MetricsListener, server_page},
@@ -9,7 +9,7 @@ use crate::{
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 use tokio::net::TcpListener;
 use whimbrel_core::{ByteSize, HostName};
-use whimbrel_session::server::{Export, ExportAccess, Limits, Server};
+use whimbrel_session::server::{Export, ExportAccess, Limits, Server, SessionEvent};
 use whimbrel_wire::{
     Endpoint, Identity, PeerIdentity, PublicKey, Right, Rights, Trust, TrustError, TrustedPeer, connect_io,
     serve_tls,
@@ -45,9 +45,9 @@ impl ExportServer {
         exports.map_err(|error| CliError::Session(Box::new(error)))
     }
 
-    fn server(&self, exports: Vec<Export>, limits: Limits) -> Server {
+    fn limits(&self, limits: Limits) -> Limits {
         crate::open_files::raise_limit();
-        Server::new(exports, self.read_only, Limits { idle: self.idle, ..limits })
+        Limits { idle: self.idle, ..limits }
     }
 
     /// Serves the client that started this process over ssh, until it closes the connection.
@@ -59,7 +59,7 @@ impl ExportServer {
         });
         // A client that logs in over ssh as this user can do all that this user can.
         let limits = Limits { token_dir: turns.ok(), ownership: true, ..Limits::default() };
-        let endpoint = endpoint(self.server(self.exports()?, limits))?;
+        let endpoint = endpoint(Server::new(self.exports()?, self.read_only, self.limits(limits)))?;
         let (input, output) =
             whimbrel_wire::stdio().map_err(CliError::io("use standard input and output"))?;
         let rights = Rights(vec![Right::Session]);
@@ -89,7 +89,9 @@ impl ExportServer {
         let exports = exports.into_iter().map(for_clients).collect();
         // Sessions of one host may share data that each of them may read.
         let limits = Limits { share: true, ownership: self.root, ..Limits::default() };
-        let server = self.server(exports, limits);
+        let audit = AuditLog::open(&dir);
+        let note = move |event: &SessionEvent<'_>| audit.note(event);
+        let server = Server::with_notes(exports, self.read_only, self.limits(limits), note);
         let figures = server.clone();
         let page = move || {
             let server = figures.clone();

@@ -1,5 +1,6 @@
 //! `whimbrel serve`: serves directories for sessions of other hosts.
 
+mod audit;
 mod exports;
 mod grants;
 mod upstream;

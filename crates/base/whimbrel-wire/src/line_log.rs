@@ -1,7 +1,8 @@
 //! Log file of one JSON object a line, bounded: a full file is renamed, and the oldest is removed.
 //!
-//! A log that cannot be written does not stop the daemon: on a full disk, `gc` must still work.
+//! A log that cannot be written stops nobody: on a full disk, `gc` of a daemon must still work.
 
+use crate::private_dir;
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
     fs::{self, File, OpenOptions},
@@ -11,20 +12,19 @@ use std::{
     sync::Mutex,
 };
 use whimbrel_core::lock;
-use whimbrel_wire::private_dir;
 
 /// Bounds of a log.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct LogBounds {
+pub struct LogBounds {
     /// Bytes of a file, above which the next one begins.
-    pub(crate) file_max: u64,
+    pub file_max: u64,
     /// Number of older files that are retained.
-    pub(crate) old_files: u32,
+    pub old_files: u32,
 }
 
 /// Log of lines.
 #[derive(Debug)]
-pub(crate) struct LineLog {
+pub struct LineLog {
     path: PathBuf,
     bounds: LogBounds,
     /// The file and its length, once it could be opened.
@@ -33,7 +33,7 @@ pub(crate) struct LineLog {
 
 impl LineLog {
     /// Opens the log `path`, in a folder of its own. One that cannot be opened is tried again at each line.
-    pub(crate) fn open(path: PathBuf, bounds: LogBounds) -> Self {
+    pub fn open(path: PathBuf, bounds: LogBounds) -> Self {
         let folder = path.parent().unwrap_or(Path::new("."));
         let opened = private_dir::create(folder).map_err(io::Error::other).and_then(|()| open(&path));
         if let Err(error) = &opened {
@@ -43,7 +43,7 @@ impl LineLog {
     }
 
     /// Appends an entry, not durably. A failure is only logged.
-    pub(crate) fn add(&self, entry: &impl Serialize) {
+    pub fn add(&self, entry: &impl Serialize) {
         let mut line = serde_json::to_vec(entry).expect("an entry is always encodable");
         line.push(b'\n');
         if let Err(error) = self.append(&line) {
@@ -52,7 +52,7 @@ impl LineLog {
     }
 
     /// The entries that are in the files, the oldest first. Lines that cannot be read are left out.
-    pub(crate) fn entries<T: DeserializeOwned>(&self) -> Vec<T> {
+    pub fn entries<T: DeserializeOwned>(&self) -> Vec<T> {
         let files = (0..=self.bounds.old_files).rev().filter_map(|number| File::open(self.file(number)).ok());
         let lines = files.flat_map(|file| {
             let lines = BufReader::new(file.take(self.bounds.file_max)).split(b'\n');
