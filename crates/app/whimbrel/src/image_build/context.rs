@@ -75,13 +75,23 @@ impl CopySource {
     }
 
     /// Sends it to the guest, and returns what a shell is to do there with it. A file goes to `to`, or into
-    /// that if it ends in `/`; of a folder, the content goes into `to`.
+    /// that if it ends in `/`; of a folder, the content goes into `to`. Refused if it is no longer what the
+    /// digest says: the state of the step would be taken for that of other content.
     pub(super) async fn send(
         &self,
         context: &Context,
         machine: &MachineName,
         to: &str,
     ) -> Result<String, CliError> {
+        let then = self.send_now(context, machine, to).await?;
+        if self.hash()? == self.digest {
+            return Ok(then);
+        }
+        let step = format!("copy {}", self.path.display());
+        Err(CliError::Step { step, said: "it has changed since the build began".to_owned() })
+    }
+
+    async fn send_now(&self, context: &Context, machine: &MachineName, to: &str) -> Result<String, CliError> {
         if self.is_folder {
             let mut tar = self.tar(&[])?.spawn().map_err(no_tar)?;
             let archive = tar.stdout.take().expect("a pipe was asked for");

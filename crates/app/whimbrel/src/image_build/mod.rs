@@ -37,6 +37,8 @@ use whimbrel_core::{ByteSize, CapsuleId, Digest, MachineName, RefName};
 
 /// Name of the recipe in its folder.
 const RECIPE: &str = "Imagefile";
+/// Tags of states have this before the number of the step.
+const STATE: &str = "build-";
 /// Label of the capsule of a step: what the step is known by.
 const STEP_LABEL: &str = "image-step";
 /// Time for the guest to answer after its start.
@@ -228,8 +230,7 @@ impl Args {
 
     /// Tag of the state after a step, by its number from 1.
     fn tag(&self, step: usize) -> Option<RefName> {
-        let image = self.image.tag();
-        format!("build-{step}.{}", image.as_str().trim_start_matches("image.")).parse().ok()
+        format!("{STATE}{step}{}", end_of_states(&self.image)).parse().ok()
     }
 
     fn plan<'a>(&self, recipe: &'a Recipe, base: &CapsuleInfo) -> Result<Vec<Planned<'a>>, CliError> {
@@ -289,8 +290,13 @@ impl Build<'_> {
 
     async fn build(&self) -> Result<Built, CliError> {
         let (cached, state) = self.last_known().await?;
+        // If it cannot be made, one of that name is not of this build, and stays.
+        match state {
+            Some(state) => self.resume(state).await?,
+            None => self.launch().await?,
+        }
         let made = tokio::select! {
-            made = self.make(cached, state) => made,
+            made = self.make(cached) => made,
             _ = tokio::signal::ctrl_c() => Err(CliError::Cancelled { left: format!("{} is as it was", self.args.image) }),
         };
         if made.is_err() && self.args.keep {
@@ -325,15 +331,11 @@ impl Build<'_> {
         Ok(known.next().unwrap_or_default())
     }
 
-    async fn make(&self, cached: usize, state: Option<CapsuleId>) -> Result<Built, CliError> {
+    async fn make(&self, cached: usize) -> Result<Built, CliError> {
         let mut shell = Shell::default();
         for (number, planned) in (1..).zip(&self.steps).take(cached) {
             self.announce(number, planned, ", as before");
             shell.follow(&planned.step.instruction);
-        }
-        match state {
-            Some(state) => self.resume(state).await?,
-            None => self.launch().await?,
         }
         self.shell(&["/bin/sh", "-c", BOOTED].map(str::to_owned), "wait for the first boot").await?;
         for (number, planned) in (1..).zip(&self.steps).skip(cached) {
@@ -345,7 +347,8 @@ impl Build<'_> {
             }
         }
         let capsule = self.finish(&shell).await?;
-        self.forget_states_after(self.steps.len()).await;
+        // Steps that this recipe does not have.
+        remove_states(self.context, &self.args.image, self.steps.len()).await;
         Ok(Built { image: self.args.image.to_string(), capsule, steps: self.steps.len(), cached })
     }
 
@@ -480,18 +483,10 @@ impl Build<'_> {
         self.checkpoint(&request).await
     }
 
-    /// Removes tags of steps that this recipe does not have.
-    async fn forget_states_after(&self, steps: usize) {
-        remove_states(self.context, &self.args.image, steps).await;
-    }
-
     async fn remove_machine(&self) -> Result<(), CliError> {
         let kill = StopRequest { mode: StopMode::Kill, ..StopRequest::default() };
-        match self.context.client.stop(&self.machine, &kill).await {
-            // The machine was not made.
-            Err(ClientError::Api(error)) if error.code == ErrorCode::NotFound => return Ok(()),
-            _ => {}
-        }
+        // The machine may have stopped already; one that runs is not deleted.
+        let _ = self.context.client.stop(&self.machine, &kill).await;
         self.context.client.delete_machine(&self.machine).await?;
         // The name by which the newest capsule of the machine stays known: the image, or a state.
         let Ok(name) = self.machine.as_str().parse::<RefName>() else { return Ok(()) };
@@ -505,17 +500,21 @@ impl Build<'_> {
 /// Removes the states of an image's build after its first `steps` steps. One that cannot be removed only
 /// takes space, and the next build overwrites it.
 pub(crate) async fn remove_states(context: &Context, image: &ImageName, steps: usize) {
-    let image = image.tag();
-    let end = format!(".{}", image.as_str().trim_start_matches("image."));
+    let end = end_of_states(image);
     let capsules = context.client.capsules().await.unwrap_or_default();
     let is_state = |tag: &&RefName| {
-        let number = tag.as_str().strip_prefix("build-").and_then(|rest| rest.strip_suffix(&end));
+        let number = tag.as_str().strip_prefix(STATE).and_then(|rest| rest.strip_suffix(&end));
         number.and_then(|number| number.parse::<usize>().ok()).is_some_and(|number| number > steps)
     };
     let states = capsules.iter().filter(|capsule| capsule.labels.contains_key(STEP_LABEL));
     for tag in states.flat_map(|capsule| &capsule.names).filter(is_state) {
         let _ = context.client.remove(tag).await;
     }
+}
+
+/// Tags of the states of an image's build have this after the number of the step.
+fn end_of_states(image: &ImageName) -> String {
+    format!(".{}", image.to_string().replace('/', "."))
 }
 
 /// What a program in the guest has printed.

@@ -18,7 +18,7 @@ use std::{
         Arc, Condvar, Mutex, PoisonError, Weak,
         atomic::{AtomicBool, AtomicI64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 use whimbrel_core::lock;
 use whimbrel_wire::Refusal;
@@ -30,6 +30,8 @@ const NAME: u64 = 4096;
 /// Longest and shortest time between two counts.
 const AGE_MAX: Duration = Duration::from_secs(600);
 const AGE_MIN: Duration = Duration::from_secs(1);
+/// Pause after a count in its own durations: a large export that is full is not counted all the time.
+const PAUSE: u32 = 9;
 /// Deepest directory that is counted; `PATH_MAX` allows no deeper one.
 const DEPTH_MAX: usize = 2048;
 
@@ -52,7 +54,7 @@ impl Quota {
             limit,
             used: AtomicI64::new(0),
             is_counted: AtomicBool::new(false),
-            asked: Mutex::new(true),
+            asked: Mutex::default(),
             ask: Condvar::new(),
         });
         let counted = Arc::downgrade(&quota);
@@ -109,11 +111,13 @@ impl Quota {
 /// Counts until the quota is gone.
 fn keep_counted(dir: &OwnedFd, quota: &Weak<Quota>) {
     while let Some(quota) = quota.upgrade() {
+        let begun = Instant::now();
         quota.count(dir);
+        let pause = AGE_MIN.max(begun.elapsed() * PAUSE);
         // Held while it waits: an export lives as long as its server.
         quota.wait();
         drop(quota);
-        std::thread::sleep(AGE_MIN);
+        std::thread::sleep(pause);
     }
 }
 

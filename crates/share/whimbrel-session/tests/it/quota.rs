@@ -83,5 +83,5 @@ fn what_a_cache_has_for_a_full_export_waits_until_there_is_room() {
     assert_eq!(fs::read(server.join("new")).unwrap(), pattern(600 * KIB, 5));
     // Its user is told why it waited.
     let events = world.session().status().events;
-    assert!(events.iter().all(|event| event.text.contains("quota")), "{events:?}");
+    assert!(!events.is_empty() && events.iter().all(|event| event.text.contains("quota")), "{events:?}");
 }

@@ -144,14 +144,14 @@ impl NetworkRecord {
 
     /// Machines of this host whose address another machine elsewhere has too, and which of the two has to get
     /// another one: that with the greater hardware address. Both were given while the hosts could not speak.
-    fn conflicts(&self) -> impl Iterator<Item = (&String, &Lease, &HostName, &Lease)> {
-        self.leases.iter().flat_map(move |(mac, own)| {
-            self.hosts.iter().flat_map(move |(host, leases)| {
-                let same =
-                    move |(other, lease): &(&String, &Lease)| lease.address == own.address && *other < mac;
-                leases.iter().filter(same).map(move |(_, lease)| (mac, own, host, lease))
-            })
-        })
+    fn conflicts(&self) -> Vec<(&String, &Lease, &HostName, &Lease)> {
+        let own: BTreeMap<_, _> = self.leases.iter().map(|(mac, own)| (own.address, (mac, own))).collect();
+        let others = self.hosts.iter().flat_map(|(host, leases)| leases.iter().map(move |it| (host, it)));
+        let same = others.filter_map(|(host, (other, lease))| {
+            let (mac, own) = own.get(&lease.address)?;
+            (other < *mac).then_some((*mac, *own, host, lease))
+        });
+        same.collect()
     }
 
     /// Takes addresses in conflict from machines that are off.
@@ -159,14 +159,14 @@ impl NetworkRecord {
         let is_off = |name: &MachineName| {
             machines.iter().any(|machine| machine.name == *name && machine.state == MachineState::Stopped)
         };
-        let lost = self.conflicts().filter(|(_, own, ..)| is_off(&own.machine)).map(|(mac, ..)| mac.clone());
-        let lost: Vec<String> = lost.collect();
+        let conflicts = self.conflicts().into_iter().filter(|(_, own, ..)| is_off(&own.machine));
+        let lost: Vec<String> = conflicts.map(|(mac, ..)| mac.clone()).collect();
         lost.iter().for_each(|mac| drop(self.leases.remove(mac)));
     }
 
     /// A conflict of addresses, and how it ends, if there is one.
     pub(crate) fn conflict(&self) -> Option<String> {
-        let (_, own, host, other) = self.conflicts().next()?;
+        let (_, own, host, other) = self.conflicts().into_iter().next()?;
         Some(format!(
             "{} and {} on {host} both have {}; switch {} off and on again, and it gets another address",
             own.machine, other.machine, own.address, own.machine
