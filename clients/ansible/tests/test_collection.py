@@ -33,6 +33,8 @@ class Ansible:
             "ANSIBLE_HOME": str(folder / "home"),
             "ANSIBLE_COLLECTIONS_PATH": str(folder / "installed"),
             "ANSIBLE_LOCALHOST_WARNING": "false",
+            # One process a task, not five.
+            "ANSIBLE_PIPELINING": "true",
             "ANSIBLE_INVENTORY_UNPARSED_WARNING": "false",
             "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "true",
             "LC_ALL": "C.UTF-8",

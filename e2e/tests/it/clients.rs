@@ -39,7 +39,8 @@ fn in_environment(cluster: &Cluster, host: &HostProcess, program: &str) -> Strin
         log.display()
     );
     let mut run = host.start_program("sh", &["-c", &script]);
-    let deadline = Instant::now() + PATIENCE;
+    // Ansible alone starts Python for each task.
+    let deadline = Instant::now() + 2 * PATIENCE;
     let said = || fs::read_to_string(&log).unwrap_or_default();
     let ended = loop {
         if let Some(ended) = run.try_wait().expect("a process to wait for") {
