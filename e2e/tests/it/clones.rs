@@ -5,6 +5,7 @@ use std::{
     fs,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
+    process::Command,
     time::{Duration, Instant},
 };
 use whimbrel_e2e::{Cluster, Guest, HostProcess, PATIENCE, console, wait_reborn};
@@ -116,6 +117,43 @@ fn a_clone_is_captured_moved_and_rebooted_like_any_machine() {
     let there = there.as_array().and_then(|all| all.iter().find(|capsule| capsule["id"] == *grown));
     assert_eq!(there.expect("it is known there")["whole"], false);
     beta.run(&["clone", "--match", "os=debian,cpus>=1", "--count", "1", "--prefix", "again"]);
+    boot_clones(beta);
+}
+
+/// Clones that boot from the disks of a capsule whose pages are elsewhere, with settings of their own.
+fn boot_clones(host: &HostProcess) {
+    let golden = ["clone", "--match", "os=debian", "--count", "2"];
+    let settings = ["--set", "hostname=own.lab", "--set", "address=10.1.2.10/24", "--set", "gateway=10.1.2.1"];
+    let before = host.machines();
+    let taken = [&golden[..], &["--prefix", "far"], &settings].concat();
+    assert_eq!(host.refuse(&taken).code, 4, "far-1 is there");
+    host.run(&["stop", "far-1", "--kill"]);
+    host.run(&["delete", "far-1"]);
+    assert_eq!(host.refuse(&taken).code, 4, "far-2 is there");
+    let mut left = before;
+    left.retain(|(name, _)| name != "far-1");
+    assert_eq!(host.machines(), left, "the first clone is left");
+    let refused = host.refuse(&[&golden[..], &["--full"], &settings].concat());
+    assert_eq!(refused.code, 2, "{refused:?}");
+
+    let made = host.json(&[&golden[..], &["--prefix", "own"], &settings].concat());
+    assert_eq!(made.as_array().map(Vec::len), Some(2), "{made}");
+    let seed = |name: &str, file: &str| {
+        let image = host.data().join("machines").join(name).join("seed.img");
+        let read = Command::new("mtype").arg("-i").arg(image).arg(format!("::{file}")).output().expect("mtools");
+        String::from_utf8(read.stdout).expect("text")
+    };
+    for (name, own, address) in [("own-1", "own-1.lab", "10.1.2.10/24"), ("own-2", "own-2.lab", "10.1.2.11/24")] {
+        assert!(seed(name, "meta-data").contains(&format!("\"local-hostname\":\"{own}\"")), "{name}");
+        let network = seed(name, "network-config");
+        assert!(network.contains(address) && network.contains("10.1.2.1\""), "{network}");
+        let nic = &host.record(name).1["config"]["nics"][0]["mac"];
+        assert!(network.contains(nic.as_str().expect("a hardware address")), "{nic}: {network}");
+        let mut witness = console(host, name);
+        witness.wait_ready(PATIENCE).expect("a guest that is up");
+        witness.write(10).expect("a write of its own");
+        assert_whole(&witness.check().expect("an answer"));
+    }
 }
 
 /// The fears: a clone that ran although the command failed, and a machine or a folder of somebody else that
@@ -209,7 +247,9 @@ fn clones_outlive(mut cluster: Cluster, end: fn(&mut HostProcess)) -> Cluster {
 
 /// A guest that has lived a little, as the capsule `golden`; it is not running any more.
 fn golden(cluster: &Cluster, host: &HostProcess) -> Identity {
-    Guest { address: None, buffer_mib: BUFFER_MIB, ..Guest::small("seed") }.run(cluster, host);
+    // A port that leads nowhere: the address in the guest is that of all clones.
+    let arguments = ["--net", "none"].map(str::to_owned).to_vec();
+    Guest { address: None, buffer_mib: BUFFER_MIB, arguments, ..Guest::small("seed") }.run(cluster, host);
     let mut seed = console(host, "seed");
     seed.wait_ready(PATIENCE).expect("a guest that is up");
     let original = seed.write(100).expect("an answer");

@@ -398,7 +398,7 @@ fn images_of_a_host_are_fetched_by_others_and_by_a_foreign_client_and_lists_foll
 fn a_debian_image_is_launched_configured_and_logged_in_to() {
     let mut cluster = Cluster::start(&["alpha"]);
     let server = Server::start(&cluster);
-    let image = PublishedImage::debian().expect("an image of Debian");
+    let image = PublishedImage::debian_with("agent", &["qemu-guest-agent"]).expect("an image of Debian");
     server.publish("debian", &image);
     let files = format!("files = {{ \"12\" = \"{}\" }}\nuser = \"debian\"", image.file);
     let settings = sources(&cluster, &[("debian", "folder", &files)]);
@@ -432,4 +432,52 @@ fn a_debian_image_is_launched_configured_and_logged_in_to() {
     let uptime = said(client, &[&outside[..], &[&port, "cat /proc/uptime /etc/debian_version"]].concat());
     println!("through the published port: {uptime}");
     assert!(uptime.contains("\n12."), "{uptime}");
+
+    // A copy with a name and an address of its own, which no DHCP gave it.
+    let own_key = "cat /etc/ssh/ssh_host_ed25519_key.pub";
+    let first_key = said(client, &[&outside[..], &[&port, own_key]].concat());
+    alpha.run(&["checkpoint", "web", "--tag", "golden"]);
+    alpha.run(&["stop", "web"]);
+    let network = alpha.json(&["network", "ls"]);
+    let gateway = network[0]["gateway"].as_str().expect("a gateway");
+    let address = format!("{}.77", gateway.rsplit_once('.').expect("an address").0);
+    let settings = ["hostname=copy.lab", &format!("address={address}/24"), &format!("gateway={gateway}")];
+    let settings: Vec<_> = settings.iter().flat_map(|setting| ["--set", setting]).collect();
+    let copy = ["clone", "golden", "--count", "1", "--prefix", "copy", "--ssh-key"];
+    alpha.run(&[&copy[..], &[&format!("{key}.pub"), "--set", &format!("dns={gateway}")], &settings].concat());
+    let copied = ["ssh", "-i", &key, "-oUserKnownHostsFile=/dev/null", "-oStrictHostKeyChecking=no"];
+    let (there, deadline) = (format!("debian@{address}"), Instant::now() + 2 * PATIENCE);
+    let asked = format!("cloud-init status --wait; hostname -f; ip -4 -br addr; ip route; {own_key}; getent hosts web");
+    let answer = loop {
+        match place.output(copied[0], &[&copied[1..], &[&there, &asked]].concat()) {
+            Ok(answer) => break answer,
+            Err(error) => assert!(Instant::now() < deadline, "the copy does not answer: {error}"),
+        }
+        std::thread::sleep(Duration::from_secs(2));
+    };
+    println!("the copy:\n{answer}");
+    for part in ["status: done", "copy.lab", &format!("{address}/24"), &format!("default via {gateway}")] {
+        assert!(answer.contains(part), "no {part}: {answer}");
+    }
+    assert!(!answer.contains(first_key.trim()), "the copy has the host key of the original");
+    alpha.run(&["stop", "copy-1", "--kill"]);
+
+    // An image by a recipe, of which a machine is made that is configured as if it were the first.
+    let folder = cluster.disk.path().join("recipe");
+    fs::create_dir(&folder).expect("a folder");
+    fs::write(folder.join("note"), "copied").expect("a file");
+    let recipe = "FROM debian/12\nRUN echo built >/etc/built && id -u >>/etc/built\nCOPY note /etc/note\n";
+    fs::write(folder.join("Imagefile"), recipe).expect("a recipe");
+    alpha.run(&["image", "build", "mine/deb", folder.to_str().expect("a path in UTF-8")]);
+    alpha.run(&["launch", "mine/deb", "box", "--ssh-key", &format!("{key}.pub")]);
+    let known = format!("-oUserKnownHostsFile={key}.box");
+    let mut ssh =
+        vec![whimbrel, "--socket", socket, "ssh", "box", "--timeout", "600", "--", "-i", &key, &known];
+    let asked = format!("cloud-init status --wait; hostname; cat /etc/built /etc/note; {own_key}");
+    ssh.push(&asked);
+    let answer = said(place, &ssh);
+    println!("built:\n{answer}");
+    let lines: Vec<_> = answer.lines().map(str::trim).collect();
+    assert!(answer.contains("status: done") && lines.contains(&"box") && lines.contains(&"built"), "{answer}");
+    assert!(lines.contains(&"0") && answer.contains("copied") && !answer.contains(first_key.trim()), "{answer}");
 }

@@ -75,7 +75,7 @@ pub use network::{
     HostPort, NetworkAddress, NetworkHost, NetworkHostsRequest, NetworkInfo, NetworkRequest, PortProtocol,
     PortRequest, PortsRequest, PublishedPort,
 };
-pub use new_machine::{BootOrder, CloudInit, DiskSource, NicRequest, Profile};
+pub use new_machine::{BootOrder, CloudInit, DiskSource, NicRequest, Profile, StaticAddress};
 pub use openapi::{documented_calls, openapi, openapi_json, success_status};
 pub use operation::{
     CaptureReport, Damage, NetworkHandover, Operation, OperationId, OperationKind, OperationResult,

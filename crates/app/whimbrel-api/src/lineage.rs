@@ -59,6 +59,29 @@ pub struct DeriveRequest {
     pub settings: MachineSettings,
 }
 
+impl DeriveRequest {
+    /// A machine that is as its parent was, without the state of what ran in it.
+    pub fn new(capsule: CapsuleRef, name: MachineName) -> Self {
+        Self {
+            capsule,
+            name,
+            memory: None,
+            cpus: None,
+            cpu: None,
+            profile: None,
+            secure_boot: None,
+            tpm: false,
+            display: false,
+            nics: None,
+            append: None,
+            disk_size: None,
+            cloud_init: None,
+            publish: Vec::new(),
+            settings: MachineSettings::default(),
+        }
+    }
+}
+
 /// Capsule in the tree of capsules.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct GraphNode {

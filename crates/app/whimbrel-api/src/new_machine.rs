@@ -1,7 +1,7 @@
 //! Parts of a new machine: its hardware, and what its guest is told at the first boot.
 
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
+use std::{net::IpAddr, path::PathBuf};
 use utoipa::ToSchema;
 use whimbrel_core::{ByteSize, DeviceModel};
 
@@ -95,8 +95,23 @@ pub struct NicRequest {
     pub mac: Option<String>,
 }
 
-/// Settings that cloud-init reads at the first boot, from a disk of the machine's own. The host name is the
-/// machine's.
+/// Address that a guest has without DHCP.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct StaticAddress {
+    /// Address and length of its network, as `10.1.2.5/24` or `fd00::5/64`.
+    pub address: String,
+    /// Address of the router to other networks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub gateway: Option<IpAddr>,
+    /// Addresses of name servers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<String>)]
+    pub nameservers: Vec<IpAddr>,
+}
+
+/// Settings that cloud-init reads at the first boot, from a disk of the machine's own.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CloudInit {
@@ -106,6 +121,12 @@ pub struct CloudInit {
     /// Network configuration, version 1 or 2 [default: DHCP].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network_config: Option<String>,
+    /// Host name, as RFC 1123 has them [default: the name of the machine].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hostname: Option<String>,
+    /// Address of the first network port, in place of a network configuration.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<StaticAddress>,
     /// Public SSH keys that may log in as the image's own user.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ssh_keys: Vec<String>,

@@ -227,7 +227,7 @@ impl Daemon {
         let has_tpm = request.tpm || profile.has_tpm();
         let tpm = has_tpm.then(|| firmware::add_tpm(&firmware, &mut disks)).transpose()?;
         if let Some(wanted) = &request.cloud_init {
-            cloud_init::check(wanted)?;
+            cloud_init::check(wanted, !request.nics.is_empty())?;
             disks.push(cloud_init::disk(&folder));
         }
         let cdroms = disks.push_cdroms(&request.cdroms, request.boot_order)?;
@@ -287,7 +287,7 @@ impl Daemon {
     ) -> Result<RunningMachine, DaemonError> {
         folder::prepare(&self.directories, &record.name)?;
         let folder = self.directories.machine(&record.name);
-        let seed = |wanted| cloud_init::write(&folder, &record.name, wanted);
+        let seed = |wanted| cloud_init::write(&folder, record, wanted);
         let written = firmware::write(&folder, record).and_then(|()| cloud_init.map_or(Ok(()), seed));
         written.and_then(|()| self.boot(record)).or_else(|error| {
             folder::delete(&self.directories, &record.name)?;

@@ -364,10 +364,11 @@ class CloneRequest(TypedDict):
 
 
 class CloudInit(TypedDict):
-    """Settings that cloud-init reads at the first boot, from a disk of the machine's own. The host
-    name is the machine's.
-    """
+    """Settings that cloud-init reads at the first boot, from a disk of the machine's own."""
 
+    address: NotRequired[StaticAddress | None]
+    #: Host name, as RFC 1123 has them [default: the name of the machine].
+    hostname: NotRequired[str | None]
     #: Network configuration, version 1 or 2 [default: DHCP].
     network_config: NotRequired[str | None]
     #: Public SSH keys that may log in as the image's own user.
@@ -2745,6 +2746,17 @@ class SnapshotRule(TypedDict):
     every_ms: int
 
 
+class StaticAddress(TypedDict):
+    """Address that a guest has without DHCP."""
+
+    #: Address and length of its network, as `10.1.2.5/24` or `fd00::5/64`.
+    address: str
+    #: Address of the router to other networks.
+    gateway: NotRequired[str | None]
+    #: Addresses of name servers.
+    nameservers: NotRequired[list[str]]
+
+
 class StopRequest(TypedDict):
     """Body of `POST /v1/machines/{name}/stop`. It answers once the machine has stopped."""
 
@@ -3309,6 +3321,7 @@ __all__ = [
     "SessionInfo",
     "SettingsRequest",
     "SnapshotRule",
+    "StaticAddress",
     "StopMode",
     "StopRequest",
     "StoreEncryption",

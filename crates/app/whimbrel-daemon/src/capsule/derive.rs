@@ -46,7 +46,8 @@ impl Daemon {
         check_profile(&config.firmware, request.profile)?;
         let ports: Vec<_> = config.nics.iter().map(port_of).collect();
         self.networks.check_ports(&request.publish, &ports)?;
-        request.cloud_init.as_ref().map_or(Ok(()), cloud_init::check)?;
+        let has_port = !config.nics.is_empty();
+        request.cloud_init.as_ref().map_or(Ok(()), |wanted| cloud_init::check(wanted, has_port))?;
         config.accel = whimbrel_qemu::best_accel(self.qemu()?);
         if let Some(asked) = &request.cpu {
             config.cpu = self.cpu_model(asked, config.accel)?;

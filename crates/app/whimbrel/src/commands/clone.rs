@@ -1,9 +1,15 @@
 //! `whimbrel clone`: creates several machines from one capsule.
 
-use crate::{context::Context, error::CliError, operation};
+use crate::{
+    context::Context,
+    error::CliError,
+    first_boot::{self, FirstBoot},
+    machine_text, operation,
+};
 use clap::ValueEnum;
 use whimbrel_api::{
-    CapsuleRef, CloneNetwork, CloneRequest, GoldenMatch, MatchRequest, PullRequest, ResumeMode, Terms,
+    CapsuleRef, CloneNetwork, CloneRequest, CloudInit, DeriveRequest, GoldenMatch, MachineInfo,
+    MatchRequest, PullRequest, ResumeMode, StopMode, StopRequest, Terms,
 };
 use whimbrel_core::{HostName, MachineName};
 
@@ -12,6 +18,7 @@ Examples:
   whimbrel clone golden --count 8 --prefix worker
   whimbrel clone before-upgrade --count 1 --network same
   whimbrel clone --match 'ram>=512M,os=debian' --count 2   the golden capsule that fits best
+  whimbrel clone golden --count 4 --ssh-key ci.pub --set address=10.1.2.10/24 --set gateway=10.1.2.1
 
 A golden capsule has a tag, and labels that describe it:
   whimbrel checkpoint web --tag web-base --label os=debian --label release=12
@@ -25,6 +32,10 @@ From another host only the description is fetched at once; pages follow when the
 /// The clones are named PREFIX-1, PREFIX-2, … and share all pages that they do not change. Every clone gets a
 /// new generation id. Host names, keys and addresses inside the guest are copied, so clones start without a
 /// network unless --network same is given.
+///
+/// With an option of the first boot, the clones boot from the disks of the capsule instead, each a machine of
+/// its own: cloud-init in the guest gives it its host name, the keys and the address. With several clones the
+/// host name ends with the number of the clone, and addresses follow one another.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -46,12 +57,14 @@ pub(crate) struct Args {
     /// Load all pages before the clones run
     #[arg(long)]
     full: bool,
-    /// Network of the clones
-    #[arg(long, value_enum, default_value = "isolated")]
-    network: NetworkArg,
+    /// Network of the clones [default: isolated; same for clones that boot]
+    #[arg(long, value_enum)]
+    network: Option<NetworkArg>,
+    #[command(flatten)]
+    first_boot: FirstBoot,
 }
 
-#[derive(Debug, Clone, Copy, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum NetworkArg {
     /// Unplugged, because each guest has the address of the original
     Isolated,
@@ -61,6 +74,13 @@ enum NetworkArg {
 
 impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
+        let first = self.first_boot.cloud_init()?;
+        if first.is_some() && (self.full || self.network == Some(NetworkArg::Isolated)) {
+            return Err(CliError::Usage {
+                problem: "clones that boot have no memory to load, and the network of the original".to_owned(),
+                hint: "leave out --full and --network, or the options of the first boot".to_owned(),
+            });
+        }
         let capsule = match self.matching {
             Some(terms) => golden(context, MatchRequest { terms, host: self.from }).await?,
             None => self.capsule.ok_or_else(|| CliError::Usage {
@@ -68,14 +88,17 @@ impl Args {
                 hint: "name a capsule, or use --match".to_owned(),
             })?,
         };
+        if let Some(first) = &first {
+            return boot(context, capsule, (self.prefix, self.count), first).await;
+        }
         let request = CloneRequest {
             capsule,
             count: self.count,
             prefix: self.prefix,
             mode: if self.full { ResumeMode::Full } else { ResumeMode::Lazy },
             network: match self.network {
-                NetworkArg::Isolated => CloneNetwork::Isolated,
-                NetworkArg::Same => CloneNetwork::Same,
+                Some(NetworkArg::Same) => CloneNetwork::Same,
+                None | Some(NetworkArg::Isolated) => CloneNetwork::Isolated,
             },
         };
         operation::perform(context, context.client.clone_capsule(&request)).await
@@ -95,4 +118,53 @@ async fn golden(context: &Context, request: MatchRequest) -> Result<CapsuleRef, 
         operation::complete(context, context.client.pull(&pull)).await?;
     }
     Ok(capsule.into())
+}
+
+/// Boots clones from the disks of a capsule, each with settings of its own. If one fails, none is left.
+async fn boot(
+    context: &Context,
+    capsule: CapsuleRef,
+    (prefix, count): (Option<MachineName>, u32),
+    first: &CloudInit,
+) -> Result<(), CliError> {
+    let prefix = match prefix {
+        Some(prefix) => prefix,
+        None => context.client.capsule(&capsule).await?.machine,
+    };
+    let request = |number| {
+        let name = format!("{prefix}-{number}").parse().map_err(|error| CliError::Usage {
+            problem: format!("the clones cannot be named so: {error}"),
+            hint: "give a shorter --prefix".to_owned(),
+        })?;
+        let cloud_init = Some(first_boot::of_clone(first, number, count)?);
+        Ok(DeriveRequest { cloud_init, ..DeriveRequest::new(capsule.clone(), name) })
+    };
+    let requests = (1..=count).map(request).collect::<Result<Vec<_>, CliError>>()?;
+    let mut made: Vec<MachineInfo> = Vec::new();
+    for request in &requests {
+        match context.client.derive(request).await {
+            Ok(machine) => made.push(machine),
+            Err(error) => {
+                remove(context, &made).await;
+                return Err(error.into());
+            }
+        }
+    }
+    context.output.result(&made, |made| made.iter().map(machine_text::sentence).collect())
+}
+
+/// Removes the clones that were made before one failed.
+async fn remove(context: &Context, made: &[MachineInfo]) {
+    let kill = StopRequest { mode: StopMode::Kill, ..StopRequest::default() };
+    for name in made.iter().map(|machine| &machine.name) {
+        let removed = async {
+            // One that has stopped by itself can be deleted as well.
+            let _ = context.client.stop(name, &kill).await;
+            context.client.delete_machine(name).await
+        };
+        if let Err(error) = removed.await {
+            let hint = format!("`whimbrel stop {name} --kill; whimbrel delete {name}` removes it");
+            context.output.remark(&format!("{name} was made before that, and stays: {error}\n{hint}"));
+        }
+    }
 }

@@ -1,7 +1,12 @@
 //! `whimbrel derive`: creates a machine that boots from the disks of a capsule.
 
 use crate::{
-    argument_types::NicArg, context::Context, error::CliError, machine_text, settings_args::SettingsArgs,
+    argument_types::{NicArg, PortArg},
+    context::Context,
+    error::CliError,
+    first_boot::FirstBoot,
+    machine_text,
+    settings_args::SettingsArgs,
 };
 use whimbrel_api::{CapsuleRef, DeriveRequest};
 use whimbrel_core::{ByteSize, MachineName};
@@ -10,6 +15,7 @@ const EXAMPLES: &str = "\
 Examples:
   whimbrel import debian.qcow2 golden && whimbrel derive golden web
   whimbrel derive golden db --memory 4G --cpus 4 --net br0
+  whimbrel derive golden db --ssh-key ~/.ssh/id_ed25519.pub --set address=10.1.2.5/24 --set gateway=10.1.2.1
   whimbrel checkpoint web --tag web-1       a child of golden
   whimbrel log golden --graph               both capsules, and what each adds";
 
@@ -37,9 +43,17 @@ pub(crate) struct Args {
     /// of the parent with new hardware addresses]
     #[arg(long = "net", value_name = "BRIDGE[,mac=ADDRESS]")]
     nics: Vec<NicArg>,
+    /// Size of the first disk, at least that of the parent's [default: that of the parent]
+    #[arg(long, value_name = "SIZE")]
+    disk_size: Option<ByteSize>,
+    /// Port of this host that leads to a port of the machine (repeatable)
+    #[arg(short, long, value_name = "[ADDRESS:]PORT:PORT[/udp]")]
+    publish: Vec<PortArg>,
     /// Command line of the kernel, if the parent loads one directly
     #[arg(long, value_name = "TEXT")]
     append: Option<String>,
+    #[command(flatten)]
+    first_boot: FirstBoot,
     #[command(flatten)]
     settings: SettingsArgs,
 }
@@ -48,21 +62,16 @@ impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
         let nics: Vec<_> = self.nics.into_iter().map(|port| port.0).collect();
         let request = DeriveRequest {
-            capsule: self.capsule,
-            name: self.name,
             memory: self.memory,
             cpus: self.cpus,
             cpu: self.cpu,
-            profile: None,
-            secure_boot: None,
-            tpm: false,
-            display: false,
             nics: (!nics.is_empty()).then_some(nics),
             append: self.append,
-            disk_size: None,
-            cloud_init: None,
-            publish: Vec::new(),
+            disk_size: self.disk_size,
+            cloud_init: self.first_boot.cloud_init()?,
+            publish: self.publish.into_iter().map(|port| port.0).collect(),
             settings: self.settings.settings(),
+            ..DeriveRequest::new(self.capsule, self.name)
         };
         let machine = context.client.derive(&request).await?;
         context.output.result(&machine, machine_text::sentence)

@@ -29,7 +29,7 @@ use std::{
 };
 use whimbrel_api::{
     CapsuleInfo, CheckpointRequest, CloudInit, DeriveRequest, ErrorCode, ExecRequest, ExecResult,
-    IMAGE_LABEL, ImageName, MachineSettings, OperationResult, OperationState, PROGRAM_LABEL, ResumeMode,
+    IMAGE_LABEL, ImageName, OperationResult, OperationState, PROGRAM_LABEL, ResumeMode,
     ResumeRequest, StopMode, StopRequest, USER_LABEL,
 };
 use whimbrel_client::ClientError;
@@ -364,25 +364,15 @@ impl Build<'_> {
             None => launch::default_port(self.context).await?,
         };
         let request = DeriveRequest {
-            capsule: self.base.id.into(),
-            name: self.machine.clone(),
             memory: Some(self.args.memory),
             cpus: Some(self.args.cpus),
-            cpu: None,
-            profile: None,
-            secure_boot: None,
-            tpm: false,
-            display: false,
             nics: Some(vec![nic]),
-            append: None,
             disk_size: self.args.disk_size,
             cloud_init: Some(CloudInit {
                 user_data: is_container.then(|| NO_PROGRAM.to_owned()),
-                network_config: None,
-                ssh_keys: Vec::new(),
+                ..CloudInit::default()
             }),
-            publish: Vec::new(),
-            settings: MachineSettings::default(),
+            ..DeriveRequest::new(self.base.id.into(), self.machine.clone())
         };
         self.context.client.derive(&request).await?;
         Ok(())
