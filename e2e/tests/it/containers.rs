@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use std::{
     fs,
     net::{Ipv4Addr, SocketAddr},
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::{Duration, Instant},
@@ -18,6 +19,10 @@ use whimbrel_testkit::{
 
 /// Port of the registry on the client's host.
 const PORT: u16 = 5000;
+/// Who may use the registry.
+const LOGIN: &str = "lena:secret word";
+/// The same, as htpasswd(1) writes it: the password by bcrypt.
+const USERS: &str = "lena:$2b$04$xSGvbKX.F5.ZSsFc237FY.KyTcYhzQcWagVxny1kNLsqZEoqXmgEG\n";
 /// User of the program, who is in no list of users.
 const USER: &str = "1234:1235";
 
@@ -33,7 +38,6 @@ fn run(command: &mut Command) -> String {
 }
 
 fn write(root: &Path, name: &str, mode: u32, content: &str) {
-    use std::os::unix::fs::PermissionsExt;
     let path = root.join(name);
     fs::create_dir_all(path.parent().expect("a folder")).expect("folders");
     fs::write(&path, content).expect("a file");
@@ -115,12 +119,21 @@ impl Layout {
     /// Copies the image with skopeo; `place` is where the registry is.
     fn copy(&self, place: &Namespace, to: &str) {
         let from = format!("oci:{}", self.image());
-        let copy = ["skopeo", "--insecure-policy", "copy", "-q", "--dest-tls-verify=false", &from, to];
-        place.output(copy[0], &copy[1..]).expect("a copy");
+        let copy = ["--insecure-policy", "copy", "-q", "--dest-tls-verify=false", "--dest-creds", LOGIN, &from, to];
+        place.output("skopeo", &copy).expect("a copy");
     }
 }
 
-/// A registry on the client's host.
+/// Logs in at the registry as people do.
+fn log_in(cluster: &Cluster, file: &str) {
+    let (user, password) = LOGIN.split_once(':').expect("a login");
+    let client = cluster.lab.host("client");
+    let place = format!("{}:{PORT}", client.address());
+    let words = ["login", "--tls-verify=false", "--authfile", file, "-u", user, "-p", password, &place];
+    client.output("skopeo", &words).expect("a login");
+}
+
+/// A registry on the client's host, for those who log in.
 struct Registry {
     _storage: TempDir,
     _process: Process,
@@ -130,8 +143,11 @@ impl Registry {
     fn start(cluster: &Cluster) -> Self {
         let storage = tempfile::tempdir().expect("a directory");
         let settings = storage.path().join("settings.yml");
+        let users = storage.path().join("users");
+        fs::write(&users, USERS).expect("a file of users");
         let text = json!({"version": 0.1, "log": {"level": "error"}, "http": {"addr": format!(":{PORT}")},
-            "storage": {"filesystem": {"rootdirectory": storage.path()}}});
+            "storage": {"filesystem": {"rootdirectory": storage.path()}},
+            "auth": {"htpasswd": {"realm": "lab", "path": users}}});
         fs::write(&settings, text.to_string()).expect("settings");
         let mut registry = Command::new("docker-registry");
         registry.arg("serve").arg(&settings).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -235,9 +251,11 @@ fn archives_and_a_registry_have_the_same_image_and_a_second_pull_fetches_nothing
     let mut cluster = Cluster::start(&["alpha"]);
     let layout = Layout::new();
     let _registry = Registry::start(&cluster);
-    let settings = settings(&cluster);
+    let login = layout.path("login.json");
+    let settings = settings(&cluster) + &format!("login = {login:?}\n");
     cluster.host_mut("alpha").restart_with(&settings);
     let (alpha, client) = (cluster.host("alpha"), cluster.lab.host("client"));
+    log_in(&cluster, &login);
     layout.copy(client, &format!("docker://127.0.0.1:{PORT}/team/app:1.0"));
     layout.copy(client, &format!("oci-archive:{}:app", layout.path("oci.tar")));
     layout.copy(client, &format!("docker-archive:{}:app:1", layout.path("docker.tar")));
@@ -262,6 +280,13 @@ fn archives_and_a_registry_have_the_same_image_and_a_second_pull_fetches_nothing
         let refused = alpha.refuse(&["image", "pull", absent]);
         assert!(refused.code == 3 && refused.text.contains("no image"), "{absent}: {refused:?}");
     }
+    fs::set_permissions(&login, fs::Permissions::from_mode(0o644)).expect("a mode");
+    let refused = alpha.refuse(&["image", "pull", "lab/named"]);
+    assert!(refused.text.contains("chmod 600"), "{refused:?}");
+    fs::write(&login, "{}").expect("a file");
+    fs::set_permissions(&login, fs::Permissions::from_mode(0o600)).expect("a mode");
+    let refused = alpha.refuse(&["image", "pull", "lab/named"]);
+    assert!(refused.text.contains("not by this login"), "{refused:?}");
     assert_eq!(leftovers(alpha), 0);
 }
 

@@ -4,7 +4,7 @@
 //! TLS, and a server that is silent is left. An image whose connection breaks is continued from where it
 //! broke, or begun anew if the server cannot do that.
 
-use super::{checksum::Checksum, location::Location};
+use super::{checksum::Checksum, location::Location, registry_login::Authorization};
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::{
     Request, Response, StatusCode, Uri,
@@ -60,7 +60,7 @@ pub enum FetchError {
     Silent,
     #[error("the server answered {status}")]
     Status { status: StatusCode },
-    #[error("the server does not give it to everybody")]
+    #[error("the server does not give it to everybody, or not by this login (`login` of the source)")]
     Unauthorized { challenge: String },
     #[error("the server redirects more than {REDIRECTIONS} times")]
     Redirections,
@@ -112,8 +112,8 @@ impl FetchError {
 pub(super) struct Said<'a> {
     /// Kinds of content that are read.
     pub(super) accept: Option<&'a str>,
-    /// Token by which the server knows that it may answer.
-    pub(super) token: Option<&'a str>,
+    /// Login or token by which the server knows that it may answer.
+    pub(super) authorization: Option<&'a Authorization>,
 }
 
 /// Reads a file of at most `max` bytes.
@@ -304,7 +304,7 @@ async fn get(location: &Location, from: u64, said: Said<'_>) -> Result<Response<
         match header(header::LOCATION) {
             // A server to which another one redirects knows from the address who asks.
             Some(next) if status.is_redirection() => {
-                (location, said.token) = (location.redirected(next)?, None)
+                (location, said.authorization) = (location.redirected(next)?, None)
             }
             _ if status == StatusCode::UNAUTHORIZED => {
                 let challenge = header(header::WWW_AUTHENTICATE).unwrap_or_default().to_owned();
@@ -350,8 +350,8 @@ async fn send(
     if let Some(accept) = said.accept {
         request = request.header(header::ACCEPT, accept);
     }
-    if let Some(token) = said.token {
-        request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
+    if let Some(authorization) = said.authorization {
+        request = request.header(header::AUTHORIZATION, authorization.header());
     }
     if from > 0 {
         request = request.header(header::RANGE, format!("bytes={from}-"));

@@ -11,6 +11,7 @@ mod download;
 mod folder;
 mod location;
 mod registry;
+mod registry_login;
 mod signature;
 mod simplestreams;
 mod sources;

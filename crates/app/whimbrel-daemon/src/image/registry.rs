@@ -1,5 +1,5 @@
-//! Registries of container images (distribution-spec 1.1, "Pull"), with tokens for everybody (Docker's
-//! "Token Authentication Specification").
+//! Registries of container images (distribution-spec 1.1, "Pull"), for everybody or by a login, which a registry
+//! takes itself or changes into a token (Docker's "Token Authentication Specification").
 //!
 //! An image is named by its repository and its tag. The manifest that the tag names has the digests of all
 //! other parts, and each part is checked against its digest.
@@ -9,6 +9,7 @@ use super::{
     checksum::Checksum,
     download::{self, Download, FetchError, Progress, Said},
     location::Location,
+    registry_login::{self, Authorization},
     sources::ImageSource,
 };
 use serde::Deserialize;
@@ -23,14 +24,17 @@ const ACCEPTED: &str = "application/vnd.oci.image.index.v1+json, application/vnd
      application/vnd.docker.distribution.manifest.list.v2+json, application/vnd.docker.distribution.manifest.v2+json";
 const LATEST: &str = "latest";
 /// Registry whose repositories of one part are below another one.
-const DOCKER_HUB: &str = "https://registry-1.docker.io";
+pub(super) const DOCKER_HUB: &str = "https://registry-1.docker.io";
 
 /// A repository of a registry.
 #[derive(Debug, Clone)]
 pub(super) struct Repository {
     root: Location,
     name: String,
-    token: Option<String>,
+    /// Login of the owner of this host.
+    login: Option<Authorization>,
+    /// How it knows by now that it may answer.
+    authorization: Option<Authorization>,
 }
 
 /// An image at a registry.
@@ -52,7 +56,7 @@ pub(super) async fn offers(source: &ImageSource, root: &Location) -> Result<Vec<
     let mut offers = Vec::new();
     for (name, place) in &source.files {
         let Some(name) = source.full_name(name) else { continue };
-        offers.push(offer(name, root, place).await?);
+        offers.push(offer(source, name, root, place).await?);
     }
     Ok(offers)
 }
@@ -76,18 +80,24 @@ pub(super) async fn offer_of(
         },
         (None, None) => return Ok(None),
     };
-    match offer(name.clone(), root, &place).await {
+    match offer(source, name.clone(), root, &place).await {
         Ok(offer) => Ok(Some(offer)),
         Err(error) if error.is_absent() => Ok(None),
         Err(error) => Err(error),
     }
 }
 
-async fn offer(name: ImageName, root: &Location, place: &str) -> Result<Offer, FetchError> {
+async fn offer(
+    source: &ImageSource,
+    name: ImageName,
+    root: &Location,
+    place: &str,
+) -> Result<Offer, FetchError> {
     let (repository, tag) = place.split_once(':').unwrap_or((place, LATEST));
     let library = root.to_string().trim_end_matches('/') == DOCKER_HUB && !repository.contains('/');
     let repository = if library { format!("library/{repository}") } else { repository.to_owned() };
-    let mut repository = Repository { root: root.clone(), name: repository, token: None };
+    let login = source.login.as_ref().map(|file| registry_login::read(file, root)).transpose()?.flatten();
+    let mut repository = Repository { root: root.clone(), name: repository, login, authorization: None };
     let (manifest, checksum) = repository.manifest(tag).await?;
     let size = manifest.layers.iter().map(|layer| layer.size).try_fold(0, u64::checked_add);
     Ok(Offer {
@@ -130,7 +140,7 @@ impl Repository {
     async fn text(&mut self, location: &Location) -> Result<Vec<u8>, FetchError> {
         match download::read_with(location, TEXT_MAX, self.said()).await {
             Err(FetchError::Unauthorized { challenge }) => {
-                self.token = Some(self.new_token(&challenge).await?);
+                self.authorization = Some(self.authorized(&challenge).await?);
                 download::read_with(location, TEXT_MAX, self.said()).await
             }
             read => read,
@@ -138,12 +148,17 @@ impl Repository {
     }
 
     fn said(&self) -> Said<'_> {
-        Said { accept: Some(ACCEPTED), token: self.token.as_deref() }
+        Said { accept: Some(ACCEPTED), authorization: self.authorization.as_ref() }
     }
 
-    /// A token for whoever asks, from the server that the registry names.
-    async fn new_token(&self, challenge: &str) -> Result<String, FetchError> {
+    /// What the registry asks for: the login, or a token from the server that it names, for the login or for
+    /// whoever asks.
+    async fn authorized(&self, challenge: &str) -> Result<Authorization, FetchError> {
         let refused = || FetchError::Unauthorized { challenge: challenge.to_owned() };
+        let kind = challenge.split(' ').next().unwrap_or_default();
+        if kind.eq_ignore_ascii_case("basic") {
+            return self.login.clone().ok_or_else(refused);
+        }
         let fields = fields_of(challenge).ok_or_else(refused)?;
         let realm = fields.get("realm").ok_or_else(refused)?;
         let asked = ["service", "scope"]
@@ -156,12 +171,14 @@ impl Repository {
         if self.root.is_secure() && !location.is_secure() {
             return Err(refused());
         }
-        let text = download::read(&location, TEXT_MAX).await?;
+        let said = Said { accept: None, authorization: self.login.as_ref() };
+        let text = download::read_with(&location, TEXT_MAX, said).await?;
         let token: Token = serde_json::from_slice(&text).map_err(|error| {
             unreadable(ContainerError::Invalid { part: "a token".into(), reason: error.to_string() })
         })?;
         let plain = |token: &String| token.bytes().all(|byte| byte.is_ascii_graphic());
-        token.token.or(token.access_token).filter(plain).ok_or_else(refused)
+        let token = token.token.or(token.access_token).filter(plain).ok_or_else(refused)?;
+        Ok(Authorization::bearer(&token))
     }
 }
 
@@ -188,7 +205,7 @@ impl RemoteImage {
                 checksum: &checksum,
                 size: Some(layer.size),
                 file: &file,
-                said: Said { accept: None, token: repository.token.as_deref() },
+                said: Said { accept: None, authorization: repository.authorization.as_ref() },
             };
             let mut of_all = |done, _| -> ControlFlow<()> { progress(before + done, Some(total)) };
             wanted.run(&mut of_all).await?;
@@ -259,7 +276,8 @@ mod tests {
         let repository = |name: &str| Repository {
             root: "https://registry.test/".parse().unwrap(),
             name: name.into(),
-            token: None,
+            login: None,
+            authorization: None,
         };
         let part = repository("a/b").part("manifests", "3.20").unwrap();
         assert_eq!(part.to_string(), "https://registry.test/v2/a/b/manifests/3.20");

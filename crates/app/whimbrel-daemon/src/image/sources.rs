@@ -30,6 +30,9 @@ pub struct ImageSource {
     /// User that cloud-init makes in the images.
     #[serde(default)]
     pub user: Option<String>,
+    /// File with the login at a registry, as `docker login` writes it.
+    #[serde(default)]
+    pub login: Option<PathBuf>,
 }
 
 /// How a source lists its images.
@@ -57,6 +60,7 @@ impl ImageSource {
             files: BTreeMap::new(),
             keyring: None,
             user: Some(name.to_owned()),
+            login: None,
         };
         let debian = source("debian", ImageSourceKind::Folder, "https://cloud.debian.org/images/cloud/");
         let releases = [("12", "bookworm"), ("13", "trixie")];
@@ -132,17 +136,15 @@ impl ImageSources {
             let location = source.url.parse();
             let location = location.map_err(|error: FetchError| DaemonError::invalid(error.to_string()))?;
             let unused = source.kind == ImageSourceKind::Simplestreams && !source.files.is_empty();
+            let idle_login = source.kind != ImageSourceKind::Registry && source.login.is_some();
             let nameless = source.files.keys().find(|name| source.full_name(name).is_none());
-            match (unused, nameless) {
-                (true, _) => Err(DaemonError::invalid(format!(
-                    "the image source {} is of simplestreams, which has no `files`",
-                    source.url
-                ))),
-                (_, Some(name)) => {
-                    Err(DaemonError::invalid(format!("{name:?} cannot be the name of an image")))
-                }
-                (false, None) => Ok(CheckedSource { source, location }),
-            }
+            let problem = match nameless {
+                _ if unused => format!("the image source {} is of simplestreams, which has no `files`", source.url),
+                _ if idle_login => format!("the image source {} is no registry, so it has no `login`", source.url),
+                Some(name) => format!("{name:?} cannot be the name of an image"),
+                None => return Ok(CheckedSource { source, location }),
+            };
+            Err(DaemonError::invalid(problem))
         };
         Ok(Self { sources: sources.into_iter().map(check).collect::<Result<_, _>>()?, containers })
     }
