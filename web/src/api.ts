@@ -1,8 +1,20 @@
-// Calls of the HTTP API with the token of this tab, and which of them its holder may make.
+// Calls of the HTTP API with the token of this tab, and which of them its holder may make. On the page of several
+// hosts (`whimbrel web`) the calls are those of the host that is shown, and the token is the page's password.
 import type { ApiError, Call, CallerInfo, HostEvent, Operation } from "./schema";
 
 /** The token is kept for this tab only, and never in an address: those end up in histories and logs. */
 const KEY = "whimbrel-token";
+
+/** Name of the host that is shown, in this tab. */
+const SHOWN = "whimbrel-host";
+/** Whether this is the page of several hosts: then calls begin with the host. */
+export const ofSeveral = document.querySelector('meta[name="hosts"]') !== null;
+
+/** A host of the page, and where the page finds it. */
+export interface HostPlace {
+  name: string;
+  address: string;
+}
 
 /** A call that failed, as the daemon describes it. */
 export class Failure extends Error {
@@ -15,8 +27,16 @@ export class Failure extends Error {
 }
 
 let caller: CallerInfo | undefined;
+let hosts: HostPlace[] = [];
 /** Told when the daemon no longer knows the token. */
 let onRefused: () => void = () => {};
+
+/** The hosts of the page; none if it is that of one host. */
+export const hostPlaces = (): HostPlace[] => hosts;
+/** The host that is shown, where there are several. */
+export const shownHost = (): string | null => (ofSeveral ? sessionStorage.getItem(SHOWN) : null);
+const base = (host: string | null): string => (host === null ? "" : `/hosts/${encodeURIComponent(host)}`);
+const authorized = (text: string): RequestInit => ({ headers: { authorization: `Bearer ${text}` } });
 
 export const token = (): string | null => sessionStorage.getItem(KEY);
 export const currentCaller = (): CallerInfo | undefined => caller;
@@ -28,7 +48,34 @@ export const may = (call: Call): boolean => caller?.calls.includes(call) ?? fals
 /** Checks a token, or the one of this tab, and keeps it. */
 export async function login(given?: string): Promise<CallerInfo> {
   const text = given ?? token() ?? "";
-  const answer = await fetch("/v1/caller", { headers: { authorization: `Bearer ${text}` } });
+  if (!ofSeveral) return callerAt(null, text);
+  const answer = await fetch("/hosts", authorized(text));
+  if (!answer.ok) throw await failure(answer);
+  hosts = (await answer.json()) as HostPlace[];
+  sessionStorage.setItem(KEY, text);
+  // The one of before, or else the first that answers.
+  const before = shownHost();
+  const order = [...hosts].sort((a, b) => Number(b.name === before) - Number(a.name === before));
+  let problem: unknown = new Failure(0, { code: "not_found", message: "the page has no hosts" });
+  for (const { name } of order) {
+    try {
+      return await showHost(name);
+    } catch (error) {
+      if (name === order[0]?.name) problem = error;
+    }
+  }
+  throw problem;
+}
+
+/** Shows another host, if it answers. */
+export async function showHost(name: string): Promise<CallerInfo> {
+  const found = await callerAt(name, token() ?? "");
+  sessionStorage.setItem(SHOWN, name);
+  return found;
+}
+
+async function callerAt(host: string | null, text: string): Promise<CallerInfo> {
+  const answer = await fetch(`${base(host)}/v1/caller`, authorized(text));
   if (!answer.ok) throw await failure(answer);
   caller = (await answer.json()) as CallerInfo;
   sessionStorage.setItem(KEY, text);
@@ -37,14 +84,18 @@ export async function login(given?: string): Promise<CallerInfo> {
 
 export function logout(): void {
   sessionStorage.removeItem(KEY);
-  caller = undefined;
+  sessionStorage.removeItem(SHOWN);
+  [caller, hosts] = [undefined, []];
 }
 
-/** Fills in the parameters of a path. */
-function path(call: Call, parameters: string[]): [string, string] {
+/** Fills in the parameters of a path, at a host if the page has several. */
+function path(call: Call, parameters: string[], host = shownHost()): [string, string] {
   const [method = "", template = ""] = call.split(" ");
   let next = 0;
-  return [method, template.replace(/\{[^}]*\}/g, () => encodeURIComponent(parameters[next++] ?? ""))];
+  return [
+    method,
+    base(host) + template.replace(/\{[^}]*\}/g, () => encodeURIComponent(parameters[next++] ?? "")),
+  ];
 }
 
 async function send(
@@ -53,8 +104,9 @@ async function send(
   body?: object,
   signal?: AbortSignal,
   query = "",
+  host = shownHost(),
 ): Promise<Response> {
-  const [method, url] = path(call, parameters);
+  const [method, url] = path(call, parameters, host);
   const headers: Record<string, string> = { authorization: `Bearer ${token() ?? ""}` };
   if (body) headers["content-type"] = "application/json";
   let answer: Response;
@@ -87,6 +139,11 @@ export async function call<T>(name: Call, parameters: string[] = [], body?: obje
   const answer = await send(name, parameters, body);
   const text = await answer.text();
   return (text ? JSON.parse(text) : undefined) as T;
+}
+
+/** Makes a call without parameters at a host of the page. */
+export async function callAt<T>(host: string, name: Call): Promise<T> {
+  return (await (await send(name, [], undefined, undefined, "", host)).json()) as T;
 }
 
 /** The end of a machine's console log. */

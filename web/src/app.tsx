@@ -1,11 +1,24 @@
 // The page: logs in, and shows what the address after `#` names.
 import { render } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { currentCaller, Failure, login, logout, may, token, whenRefused } from "./api";
+import {
+  currentCaller,
+  Failure,
+  hostPlaces,
+  login,
+  logout,
+  may,
+  ofSeveral,
+  showHost,
+  shownHost,
+  token,
+  whenRefused,
+} from "./api";
 import { Dialogs } from "./dialog";
-import { listen } from "./live";
+import { heard, listen } from "./live";
 import { Capsule, Capsules } from "./pages/capsules";
 import { Host } from "./pages/host";
+import { Hosts } from "./pages/hosts";
 import { Machine } from "./pages/machine";
 import { Machines } from "./pages/machines";
 import { Migration, Migrations } from "./pages/migrations";
@@ -16,7 +29,7 @@ import { CancelButton, OperationPage, Operations, Progress, stageText } from "./
 import { Schedule, Schedules } from "./pages/schedules";
 import type { Call, CallerInfo, HostInfo } from "./schema";
 import { Search } from "./search";
-import { close, messages, usePoll, watched } from "./state";
+import { close, forget, messages, sayFailure, usePoll, watched } from "./state";
 import "./style.css";
 
 const PLACES = [
@@ -57,8 +70,13 @@ function decoded(part: string): string {
   }
 }
 
-function Shown({ place: [page = "", id, tab] }: { place: string[] }) {
+/** Shows a place at a host of the page. */
+type Visit = (host: string, place: string) => void;
+
+function Shown({ place: [page = "", id, tab], visit }: { place: string[]; visit: Visit }) {
   switch (page) {
+    case "hosts":
+      return <Hosts visit={visit} />;
     case "capsules":
       return id ? <Capsule key={id} id={id} /> : <Capsules />;
     case "operations":
@@ -80,7 +98,13 @@ function Shown({ place: [page = "", id, tab] }: { place: string[] }) {
   }
 }
 
-function Shell({ caller, leave }: { caller: CallerInfo; leave: () => void }) {
+interface ShellProps {
+  caller: CallerInfo;
+  leave: () => void;
+  visit: Visit;
+}
+
+function Shell({ caller, leave, visit }: ShellProps) {
   const place = usePlace();
   const host = usePoll<HostInfo>("GET /v1/host", [], 30_000);
   const here = place[0] || "machines";
@@ -102,8 +126,14 @@ function Shell({ caller, leave }: { caller: CallerInfo; leave: () => void }) {
             <small>{host.data?.name ?? " "}</small>
           </span>
         </div>
+        {ofSeveral && <HostChoice visit={visit} />}
         <Search />
         <nav aria-label="Pages">
+          {ofSeveral && (
+            <a href="#/hosts" aria-current={here === "hosts" ? "page" : undefined}>
+              All hosts
+            </a>
+          )}
           {PLACES.filter(([name]) => CALLS[name] === undefined || may(CALLS[name])).map(([name, label]) => (
             <a key={name} href={`#/${name}`} aria-current={name === here ? "page" : undefined}>
               {label}
@@ -121,11 +151,35 @@ function Shell({ caller, leave }: { caller: CallerInfo; leave: () => void }) {
         </div>
       </header>
       <main id="main" tabIndex={-1}>
-        <Shown place={place} />
+        <Shown place={place} visit={visit} />
       </main>
       <Activity />
       <Dialogs />
     </>
+  );
+}
+
+/** The host that is shown, for choosing another one. */
+function HostChoice({ visit }: { visit: Visit }) {
+  const shown = shownHost() ?? "";
+  return (
+    <select
+      aria-label="Host"
+      class="host-choice"
+      value={shown}
+      onChange={(event) => {
+        const field = event.target as HTMLSelectElement;
+        visit(field.value, "machines");
+        // Until the host has answered, the one of before is shown.
+        field.value = shown;
+      }}
+    >
+      {hostPlaces().map(({ name }) => (
+        <option key={name} value={name}>
+          {name}
+        </option>
+      ))}
+    </select>
   );
 }
 
@@ -184,11 +238,19 @@ function Login({ entered, note }: { entered: (caller: CallerInfo) => void; note:
       <form onSubmit={(event) => void enter(event)} aria-label="Log in">
         <img src="/icon.svg" alt="" width="40" height="40" />
         <h1>Whimbrel</h1>
-        <label for="token">Token</label>
+        <label for="token">{ofSeveral ? "Password" : "Token"}</label>
         <input id="token" name="token" type="password" autocomplete="off" required autofocus />
         <p class="hint">
-          <code>whimbrel token create NAME --role operator</code> on the host makes one. It is kept until this
-          tab is closed.
+          {ofSeveral ? (
+            <>
+              <code>whimbrel web</code> has printed it.
+            </>
+          ) : (
+            <>
+              <code>whimbrel token create NAME --role operator</code> on the host makes one.
+            </>
+          )}{" "}
+          It is kept until this tab is closed.
         </p>
         {problem && (
           <p class="notice bad" role="alert">
@@ -226,7 +288,19 @@ function Page() {
     setNote(undefined);
     setCaller(undefined);
   };
-  return <Shell caller={caller} leave={leave} />;
+  const visit = (host: string, place: string) => {
+    showHost(host).then(
+      (caller) => {
+        forget();
+        heard.set([]);
+        location.hash = `#/${place}`;
+        setCaller(caller);
+      },
+      (error) => sayFailure(host, error),
+    );
+  };
+  // What belongs to one host is not kept for another.
+  return <Shell key={shownHost() ?? ""} caller={caller} leave={leave} visit={visit} />;
 }
 
 render(<Page />, document.getElementById("root")!);

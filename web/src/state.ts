@@ -1,6 +1,6 @@
 // What the pages share: data that is asked for again and again, operations that run, and messages.
 import { useEffect, useState } from "preact/hooks";
-import { call, Failure, watch } from "./api";
+import { call, Failure, shownHost, watch } from "./api";
 import type { Call, Operation } from "./schema";
 import { Store } from "./store";
 
@@ -80,12 +80,17 @@ export async function act<T>(
 
 /** Shows an operation at the edge of the page until it has ended. */
 async function follow(label: string, first: Operation): Promise<void> {
+  // Another host has other operations with the same numbers.
+  const host = shownHost();
   const show = (operation: Operation) =>
     watched.set([...watched.get().filter((one) => one.operation.id !== operation.id), { operation, label }]);
   show(first);
   let last = first;
   try {
-    for await (const operation of watch(first.id, new AbortController().signal)) show((last = operation));
+    for await (const operation of watch(first.id, new AbortController().signal)) {
+      if (shownHost() !== host) return;
+      show((last = operation));
+    }
   } catch (error) {
     sayFailure(label, error);
   }
@@ -94,6 +99,13 @@ async function follow(label: string, first: Operation): Promise<void> {
   if (last.state === "failed") sayFailure(label, new Failure(0, last.error));
   if (last.state === "cancelled") say("good", `${label}: cancelled, ${last.left}`);
   changed();
+}
+
+/** Forgets what is of a host that is no longer shown. */
+export function forget(): void {
+  watched.set([]);
+  messages.set([]);
+  following.set(false);
 }
 
 /** What a page asked for: the newest answer, and why there is no newer one. */

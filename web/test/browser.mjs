@@ -48,7 +48,7 @@ function withoutTimers() {
 }
 
 /** A page that is logged in. */
-export async function enter(browser, token, { timers = true, ...options } = {}) {
+export async function enter(browser, token, { timers = true, label = "Token", ...options } = {}) {
   const context = await browser.newContext({
     viewport: { width: 1280, height: 800 },
     locale: "en-GB",
@@ -64,7 +64,7 @@ export async function enter(browser, token, { timers = true, ...options } = {}) 
   );
   page.on("pageerror", (error) => problems.push(`${page.url()}: ${error.stack}`));
   await page.goto(settings.url);
-  await page.getByLabel("Token").fill(token);
+  await page.getByLabel(label).fill(token);
   await page.getByRole("button", { name: "Log in" }).click();
   await page.getByRole("heading", { level: 1, name: "Machines" }).waitFor();
   return page;

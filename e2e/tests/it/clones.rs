@@ -123,7 +123,8 @@ fn a_clone_is_captured_moved_and_rebooted_like_any_machine() {
 /// Clones that boot from the disks of a capsule whose pages are elsewhere, with settings of their own.
 fn boot_clones(host: &HostProcess) {
     let golden = ["clone", "--match", "os=debian", "--count", "2"];
-    let settings = ["--set", "hostname=own.lab", "--set", "address=10.1.2.10/24", "--set", "gateway=10.1.2.1"];
+    let settings =
+        ["--set", "hostname=own.lab", "--set", "address=10.1.2.10/24", "--set", "gateway=10.1.2.1"];
     let before = host.machines();
     let taken = [&golden[..], &["--prefix", "far"], &settings].concat();
     assert_eq!(host.refuse(&taken).code, 4, "far-1 is there");
@@ -140,10 +141,13 @@ fn boot_clones(host: &HostProcess) {
     assert_eq!(made.as_array().map(Vec::len), Some(2), "{made}");
     let seed = |name: &str, file: &str| {
         let image = host.data().join("machines").join(name).join("seed.img");
-        let read = Command::new("mtype").arg("-i").arg(image).arg(format!("::{file}")).output().expect("mtools");
+        let read =
+            Command::new("mtype").arg("-i").arg(image).arg(format!("::{file}")).output().expect("mtools");
         String::from_utf8(read.stdout).expect("text")
     };
-    for (name, own, address) in [("own-1", "own-1.lab", "10.1.2.10/24"), ("own-2", "own-2.lab", "10.1.2.11/24")] {
+    for (name, own, address) in
+        [("own-1", "own-1.lab", "10.1.2.10/24"), ("own-2", "own-2.lab", "10.1.2.11/24")]
+    {
         assert!(seed(name, "meta-data").contains(&format!("\"local-hostname\":\"{own}\"")), "{name}");
         let network = seed(name, "network-config");
         assert!(network.contains(address) && network.contains("10.1.2.1\""), "{network}");

@@ -119,7 +119,8 @@ impl Layout {
     /// Copies the image with skopeo; `place` is where the registry is.
     fn copy(&self, place: &Namespace, to: &str) {
         let from = format!("oci:{}", self.image());
-        let copy = ["--insecure-policy", "copy", "-q", "--dest-tls-verify=false", "--dest-creds", LOGIN, &from, to];
+        let copy =
+            ["--insecure-policy", "copy", "-q", "--dest-tls-verify=false", "--dest-creds", LOGIN, &from, to];
         place.output("skopeo", &copy).expect("a copy");
     }
 }

@@ -447,7 +447,9 @@ fn a_debian_image_is_launched_configured_and_logged_in_to() {
     alpha.run(&[&copy[..], &[&format!("{key}.pub"), "--set", &format!("dns={gateway}")], &settings].concat());
     let copied = ["ssh", "-i", &key, "-oUserKnownHostsFile=/dev/null", "-oStrictHostKeyChecking=no"];
     let (there, deadline) = (format!("debian@{address}"), Instant::now() + 2 * PATIENCE);
-    let asked = format!("cloud-init status --wait; hostname -f; ip -4 -br addr; ip route; {own_key}; getent hosts web");
+    let asked = format!(
+        "cloud-init status --wait; hostname -f; ip -4 -br addr; ip route; {own_key}; getent hosts web"
+    );
     let answer = loop {
         match place.output(copied[0], &[&copied[1..], &[&there, &asked]].concat()) {
             Ok(answer) => break answer,
@@ -478,6 +480,12 @@ fn a_debian_image_is_launched_configured_and_logged_in_to() {
     let answer = said(place, &ssh);
     println!("built:\n{answer}");
     let lines: Vec<_> = answer.lines().map(str::trim).collect();
-    assert!(answer.contains("status: done") && lines.contains(&"box") && lines.contains(&"built"), "{answer}");
-    assert!(lines.contains(&"0") && answer.contains("copied") && !answer.contains(first_key.trim()), "{answer}");
+    assert!(
+        answer.contains("status: done") && lines.contains(&"box") && lines.contains(&"built"),
+        "{answer}"
+    );
+    assert!(
+        lines.contains(&"0") && answer.contains("copied") && !answer.contains(first_key.trim()),
+        "{answer}"
+    );
 }

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
-use whimbrel_e2e::{Cluster, Guest, HostProcess, PATIENCE, WEB};
+use whimbrel_e2e::{Cluster, Guest, HostProcess, PATIENCE, WEB, command_line};
 use whimbrel_testkit::guest::Work;
 
 /// Runs a script of `web/test` on the host, with its settings; fails with what it printed.
@@ -18,7 +18,9 @@ fn browse(cluster: &Cluster, host: &HostProcess, script: &str, mut settings: ser
     );
     let folder = cluster.disk.path().join("browser");
     fs::create_dir_all(&folder).expect("a folder for the browser");
-    settings["url"] = format!("http://{WEB}/").into();
+    if settings["url"].is_null() {
+        settings["url"] = format!("http://{WEB}/").into();
+    }
     settings["folder"] = folder.to_str().expect("a path in UTF-8").into();
     let (file, log) = (folder.join("settings.json"), folder.join("log"));
     fs::write(&file, settings.to_string()).expect("a file of settings");
@@ -108,6 +110,48 @@ fn sessions_and_pools_are_shown_as_they_are() {
     let settings = json!({ "admin": token(alpha, "adam", "admin"), "key": key, "mount": mount });
     browse(&cluster, alpha, "storage.mjs", settings);
     alpha.exec("umount", &["-l", mount.to_str().expect("a path")]);
+}
+
+/// `whimbrel web` on alpha, of alpha itself, beta, a host that is not there and one that knows not its token.
+#[test]
+fn one_page_shows_several_hosts_and_acts_on_each_with_its_own_token() {
+    let mut cluster = Cluster::start(&["alpha", "beta"]);
+    let far = format!("{}:7443", cluster.lab.host("beta").address());
+    cluster.host_mut("beta").restart_with(&format!("api_listen = \"{far}\"\n"));
+    let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));
+    Guest { address: None, ..Guest::small("far") }.run(&cluster, beta);
+    let folder = cluster.disk.path().join("page");
+    fs::create_dir(&folder).expect("a folder");
+    fs::write(folder.join("good.token"), token(beta, "olga", "operator")).expect("a file");
+    fs::write(folder.join("stale.token"), "whimbrel_nobody\n").expect("a file");
+    let log = beta.log_text();
+    let print = log.split("fingerprint=").nth(1).and_then(|rest| rest.split_whitespace().next());
+    let print = format!("fingerprint={}", print.expect("a fingerprint in the log"));
+    let gone = far.replace("7443", "7999");
+    let script = format!(
+        "cd '{}' && '{}' --json --socket '{}' web local 'beta=https://{far},token=good.token,{print}' \
+         'gone=https://{gone},token=good.token' 'stale=https://{far},token=stale.token,{print}' >said 2>&1",
+        folder.display(),
+        command_line().display(),
+        alpha.socket().display()
+    );
+    let _page = alpha.start_program("sh", &["-c", &script]);
+    let deadline = Instant::now() + PATIENCE;
+    let served: serde_json::Value = loop {
+        let said = fs::read_to_string(folder.join("said")).unwrap_or_default();
+        match serde_json::from_str(&said) {
+            Ok(served) => break served,
+            Err(_) => assert!(Instant::now() < deadline, "no page: {said}"),
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    assert_eq!(served["hosts"].as_array().map(Vec::len), Some(4), "{served}");
+    assert!(!served.to_string().contains("whimbrel_"), "a token of a host is shown: {served}");
+    let settings = json!({ "url": served["address"], "password": served["password"] });
+    browse(&cluster, alpha, "hosts.mjs", settings);
+    assert!(beta.run(&["ls"]).contains("from-afar"));
+    let audit = fs::read_to_string(beta.data().join("audit/audit.jsonl")).expect("an audit log");
+    assert!(audit.lines().any(|line| line.contains("token olga") && line.contains("checkpoint")), "{audit}");
 }
 
 #[test]

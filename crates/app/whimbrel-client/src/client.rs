@@ -3,8 +3,15 @@
 
 use crate::{ClientError, RemoteHost, connection::Call};
 use bytes::Bytes;
-use hyper::Method;
-use std::path::{Path, PathBuf};
+use hyper::{
+    Method, Response,
+    body::{Body, Incoming},
+    http::request::Builder,
+};
+use std::{
+    error::Error,
+    path::{Path, PathBuf},
+};
 use whimbrel_api::{
     routes::{self, *},
     *,
@@ -56,6 +63,25 @@ impl Client {
         let call = Call::new(known, path);
         let call = if let Some(body) = body { call.json(body)? } else { call };
         call.read_bytes(&self.daemon, limit).await
+    }
+
+    /// Passes a request for a path of the API on as one of this client, and returns the reply of whatever
+    /// status. The caller has left out the headers of its own connection (RFC 9110, 7.6.1).
+    pub async fn pass_on<B>(&self, request: Builder, body: B) -> Result<Response<Incoming>, ClientError>
+    where
+        B: Body + Send + 'static,
+        B::Data: Send,
+        B::Error: Into<Box<dyn Error + Send + Sync>>,
+    {
+        self.daemon.pass_on(request, body).await
+    }
+
+    /// Address of the daemon, for people: that of its API or the path of its socket.
+    pub fn address(&self) -> String {
+        match &self.daemon {
+            DaemonPlace::Socket(socket) => socket.display().to_string(),
+            DaemonPlace::Remote(remote) => remote.address.to_string(),
+        }
     }
 
     pub(crate) fn daemon(&self) -> &DaemonPlace {

@@ -3,9 +3,16 @@
 use crate::{ClientError, client::DaemonPlace};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
-use hyper::{Method, Request, Response, body::Incoming, client::conn::http1, header};
+use hyper::{
+    Method, Request, Response,
+    body::{Body, Incoming},
+    client::conn::http1,
+    header,
+    http::request::Builder,
+};
 use hyper_util::rt::TokioIo;
 use serde::{Serialize, de::DeserializeOwned};
+use std::error::Error;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::UnixStream,
@@ -44,15 +51,7 @@ impl Call {
     }
 
     fn request(self, daemon: &DaemonPlace) -> Result<Request<Full<Bytes>>, hyper::http::Error> {
-        // The host name means nothing on a unix socket, but HTTP/1.1 demands one (RFC 9112, 3.2).
-        let host = match daemon {
-            DaemonPlace::Socket(_) => "whimbrel".to_owned(),
-            DaemonPlace::Remote(remote) => remote.address.to_string().replacen("https://", "", 1),
-        };
-        let mut request = Request::builder().method(self.method).uri(self.path).header(header::HOST, host);
-        if let DaemonPlace::Remote(remote) = daemon {
-            request = request.header(header::AUTHORIZATION, format!("Bearer {}", remote.token));
-        }
+        let mut request = daemon.address(Request::builder().method(self.method).uri(self.path));
         if let Some(protocol) = self.upgrade {
             request = request.header(header::CONNECTION, "upgrade").header(header::UPGRADE, protocol);
         }
@@ -64,36 +63,9 @@ impl Call {
 
     /// Sends the call and waits for the headers of a successful reply.
     pub(crate) async fn send(self, daemon: &DaemonPlace) -> Result<Response<Incoming>, ClientError> {
-        match daemon {
-            DaemonPlace::Socket(socket) => {
-                let stream = UnixStream::connect(socket).await;
-                let stream = stream.map_err(|source| ClientError::connecting(socket.clone(), source))?;
-                self.send_over(stream, daemon).await
-            }
-            DaemonPlace::Remote(remote) => {
-                let address = &remote.address;
-                let stream = web_tls::connect(&address.host, address.port, remote.fingerprint).await;
-                let stream = stream.map_err(|source| ClientError::Remote {
-                    address: address.to_string(),
-                    source: Box::new(source),
-                })?;
-                self.send_over(stream, daemon).await
-            }
-        }
-    }
-
-    async fn send_over(
-        self,
-        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        daemon: &DaemonPlace,
-    ) -> Result<Response<Incoming>, ClientError> {
         let label = self.label();
-        let fail = |error: hyper::Error| ClientError::protocol(&label, error);
         let request = self.request(daemon).map_err(|error| ClientError::protocol(&label, error))?;
-        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(fail)?;
-        // The task ends once the reply has been read or dropped; its error reaches the reader too.
-        tokio::spawn(connection.with_upgrades());
-        let response = sender.send_request(request).await.map_err(fail)?;
+        let response = daemon.send(&label, request).await?;
         if response.status().is_client_error() || response.status().is_server_error() {
             return Err(refusal(&label, response).await);
         }
@@ -113,6 +85,73 @@ impl Call {
     pub(crate) async fn read_bytes(self, daemon: &DaemonPlace, limit: usize) -> Result<Bytes, ClientError> {
         let label = self.label();
         body(&label, self.send(daemon).await?, limit).await
+    }
+}
+
+trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
+
+impl DaemonPlace {
+    /// The request with the headers by which the daemon knows that it is meant, and by whom it is asked.
+    fn address(&self, request: Builder) -> Builder {
+        match self {
+            // The host name means nothing on a unix socket, but HTTP/1.1 demands one (RFC 9112, 3.2).
+            Self::Socket(_) => request.header(header::HOST, "whimbrel"),
+            Self::Remote(remote) => {
+                let host = remote.address.to_string().replacen("https://", "", 1);
+                let request = request.header(header::HOST, host);
+                request.header(header::AUTHORIZATION, format!("Bearer {}", remote.token))
+            }
+        }
+    }
+
+    async fn connect(&self) -> Result<Box<dyn Stream>, ClientError> {
+        match self {
+            Self::Socket(socket) => {
+                let stream = UnixStream::connect(socket).await;
+                Ok(Box::new(stream.map_err(|source| ClientError::connecting(socket.clone(), source))?))
+            }
+            Self::Remote(remote) => {
+                let address = &remote.address;
+                let stream = web_tls::connect(&address.host, address.port, remote.fingerprint).await;
+                let failed =
+                    |source| ClientError::Remote { address: address.to_string(), source: Box::new(source) };
+                Ok(Box::new(stream.map_err(failed)?))
+            }
+        }
+    }
+
+    /// Sends a request over a connection of its own, and waits for the headers of the reply.
+    async fn send<B>(&self, label: &str, request: Request<B>) -> Result<Response<Incoming>, ClientError>
+    where
+        B: Body + Send + 'static,
+        B::Data: Send,
+        B::Error: Into<Box<dyn Error + Send + Sync>>,
+    {
+        let fail = |error: hyper::Error| ClientError::protocol(label, error);
+        let stream = self.connect().await?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(fail)?;
+        // The task ends once the reply has been read or dropped; its error reaches the reader too.
+        tokio::spawn(connection.with_upgrades());
+        sender.send_request(request).await.map_err(fail)
+    }
+
+    /// Passes a request on as this client's own, and returns the reply, also one that refuses.
+    pub(crate) async fn pass_on<B>(
+        &self,
+        builder: Builder,
+        body: B,
+    ) -> Result<Response<Incoming>, ClientError>
+    where
+        B: Body + Send + 'static,
+        B::Data: Send,
+        B::Error: Into<Box<dyn Error + Send + Sync>>,
+    {
+        let label = "a request that is passed on";
+        let request =
+            self.address(builder).body(body).map_err(|error| ClientError::protocol(label, error))?;
+        self.send(label, request).await
     }
 }
 

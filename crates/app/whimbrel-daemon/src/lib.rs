@@ -34,6 +34,7 @@ pub use image::{ContainerSettings, ImageSource, ImageSourceKind};
 pub use lifecycle::{DaemonOptions, run};
 pub use machine::machine_process::hold_machine;
 pub use server::metrics::all as metrics;
+pub use server::web_page::routes_of_several as page_of_several_hosts;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

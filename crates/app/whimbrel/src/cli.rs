@@ -24,7 +24,7 @@ const GROUPS: [(&str, &str); 10] = [
     ("Hosts", "trust key token network cpu doctor report upgrade"),
     ("Files", "serve mount session"),
     ("Pool", "pool"),
-    ("Daemon", "host events mcp"),
+    ("Daemon", "host events web mcp"),
     ("Other", "completions help"),
 ];
 
@@ -233,6 +233,7 @@ calls! {
     Token(token::Args),
     Key(key::Args),
     Events(events::Args),
+    Web(web::Args),
     Mcp(mcp::Args),
     Report(report::Args),
     Serve(serve::Args),

@@ -1,7 +1,10 @@
 //! Context of a command: the client of the daemon, and the output for the user.
 
 use crate::{cli::Cli, error::CliError, output::Output};
-use std::{io::Read, path::Path};
+use std::{
+    io::Read,
+    path::{Path, PathBuf},
+};
 use whimbrel_client::{Client, RemoteHost};
 
 /// Longest file with a token.
@@ -12,6 +15,8 @@ pub(crate) struct Context {
     pub(crate) output: Output,
     /// Name of the host that --host names.
     pub(crate) remote: Option<String>,
+    /// Socket of the daemon here.
+    pub(crate) socket: PathBuf,
 }
 
 impl Context {
@@ -26,11 +31,17 @@ impl Context {
             None => Client::new(cli.socket()),
         };
         let remote = cli.remote.as_ref().map(|address| address.host.clone());
-        Ok(Self { client, output: Output { json: cli.json, quiet: cli.quiet }, remote })
+        Ok(Self {
+            client,
+            output: Output { json: cli.json, quiet: cli.quiet },
+            remote,
+            socket: cli.socket().to_owned(),
+        })
     }
 }
 
-fn read_token(path: &Path) -> Result<String, CliError> {
+/// Text of a token in a file.
+pub(crate) fn read_token(path: &Path) -> Result<String, CliError> {
     let mut text = String::new();
     let read = std::fs::File::open(path).and_then(|file| file.take(TOKEN_MAX).read_to_string(&mut text));
     read.map_err(CliError::io("read the file with the token"))?;

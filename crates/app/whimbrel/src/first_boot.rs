@@ -227,7 +227,8 @@ mod tests {
         let boot = FirstBoot { ssh_keys: Vec::new(), user_data: None, network_config: None, set };
         let first = boot.cloud_init().unwrap().unwrap();
         let said = |number| {
-            let own = of_clone(&first, number, 4).map(|own| (own.hostname.unwrap(), own.address.unwrap().address));
+            let own =
+                of_clone(&first, number, 4).map(|own| (own.hostname.unwrap(), own.address.unwrap().address));
             own.map_err(|error| error.to_string())
         };
         assert_eq!(said(1).unwrap(), ("db-1.example.org".to_owned(), "10.1.2.254/23".to_owned()));

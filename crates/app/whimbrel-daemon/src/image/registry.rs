@@ -1,5 +1,5 @@
-//! Registries of container images (distribution-spec 1.1, "Pull"), for everybody or by a login, which a registry
-//! takes itself or changes into a token (Docker's "Token Authentication Specification").
+//! Registries of container images (distribution-spec 1.1, "Pull"), for everybody or by a login, which a
+//! registry takes itself or changes into a token (Docker's "Token Authentication Specification").
 //!
 //! An image is named by its repository and its tag. The manifest that the tag names has the digests of all
 //! other parts, and each part is checked against its digest.

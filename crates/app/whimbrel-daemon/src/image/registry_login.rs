@@ -103,9 +103,9 @@ mod tests {
         fs::write(&path, text).expect("a file");
         fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("a mode");
         let found = read(&path, &registry.parse().expect("an address"));
-        found.map(|login| login.map(|login| login.header().to_owned())).map_err(|error| {
-            std::error::Error::source(&error).map_or(error.to_string(), ToString::to_string)
-        })
+        found
+            .map(|login| login.map(|login| login.header().to_owned()))
+            .map_err(|error| std::error::Error::source(&error).map_or(error.to_string(), ToString::to_string))
     }
 
     #[test]

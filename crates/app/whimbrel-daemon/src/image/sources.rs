@@ -139,8 +139,12 @@ impl ImageSources {
             let idle_login = source.kind != ImageSourceKind::Registry && source.login.is_some();
             let nameless = source.files.keys().find(|name| source.full_name(name).is_none());
             let problem = match nameless {
-                _ if unused => format!("the image source {} is of simplestreams, which has no `files`", source.url),
-                _ if idle_login => format!("the image source {} is no registry, so it has no `login`", source.url),
+                _ if unused => {
+                    format!("the image source {} is of simplestreams, which has no `files`", source.url)
+                }
+                _ if idle_login => {
+                    format!("the image source {} is no registry, so it has no `login`", source.url)
+                }
                 Some(name) => format!("{name:?} cannot be the name of an image"),
                 None => return Ok(CheckedSource { source, location }),
             };

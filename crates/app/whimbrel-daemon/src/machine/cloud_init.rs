@@ -1,8 +1,9 @@
 //! Seed disk of a new machine: what cloud-init in the guest reads at its first boot.
 //!
 //! A small FAT file system with the label CIDATA, as cloud-init's data source NoCloud wants it
-//! (docs.cloud-init.io, "NoCloud"): `meta-data`, `user-data` and, if it is not DHCP, `network-config`. The file
-//! lies in the machine's folder and is the base of its last disk, so the seed goes wherever the machine goes.
+//! (docs.cloud-init.io, "NoCloud"): `meta-data`, `user-data` and, if it is not DHCP, `network-config`. The
+//! file lies in the machine's folder and is the base of its last disk, so the seed goes wherever the machine
+//! goes.
 
 use crate::{
     core::error::DaemonError,
@@ -44,7 +45,8 @@ pub(crate) fn check(wanted: &CloudInit, has_port: bool) -> Result<(), DaemonErro
     }
     if let Some(wanted_address) = &wanted.address {
         if wanted.network_config.is_some() {
-            let text = "an address and a network configuration exclude each other: put the address into the file";
+            let text =
+                "an address and a network configuration exclude each other: put the address into the file";
             return Err(DaemonError::invalid(text));
         }
         if !has_port {
@@ -81,7 +83,9 @@ pub(crate) fn check(wanted: &CloudInit, has_port: bool) -> Result<(), DaemonErro
 fn parse_address(wanted: &StaticAddress) -> Result<IpNet, DaemonError> {
     let shown: String = wanted.address.chars().take(80).collect();
     let address: IpNet = wanted.address.parse().map_err(|_| {
-        DaemonError::invalid(format!("{shown:?} is no address with the length of its network, like 10.1.2.5/24"))
+        DaemonError::invalid(format!(
+            "{shown:?} is no address with the length of its network, like 10.1.2.5/24"
+        ))
     })?;
     // Networks of two addresses or one have neither (RFC 3021, RFC 6164).
     let has_both = address.max_prefix_len() - address.prefix_len() >= 2;
@@ -288,7 +292,14 @@ mod tests {
             check(&address(good, None), true).expect(good);
         }
         for bad in [
-            "", "10.1.2.5", "10.1.2.5/33", "10.1.2.0/24", "10.1.2.255/24", "fd00::/64", "127.0.0.1/8", "ff02::1/64",
+            "",
+            "10.1.2.5",
+            "10.1.2.5/33",
+            "10.1.2.0/24",
+            "10.1.2.255/24",
+            "fd00::/64",
+            "127.0.0.1/8",
+            "ff02::1/64",
         ] {
             assert!(check(&address(bad, None), true).is_err(), "{bad}");
         }

@@ -10,4 +10,4 @@ pub(crate) mod peer_rpc;
 mod sessions;
 mod streams;
 mod strict_json;
-mod web_page;
+pub(crate) mod web_page;

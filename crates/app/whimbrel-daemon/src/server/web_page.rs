@@ -1,4 +1,4 @@
-//! Web page of a host: the files of `web/dist`, which are part of the program.
+//! Web page of a host, or of several: the files of `web/dist`, which are part of the program.
 //!
 //! They are the same for everybody and hold nothing of this host: what the web page shows it asks the API
 //! for, with the token of its user. [`POLICY`] lets it load and call this host only, and lets no other site
@@ -6,6 +6,7 @@
 
 use axum::{
     Router,
+    body::Bytes,
     http::{HeaderMap, HeaderName, StatusCode, header},
     response::{IntoResponse, Response},
     routing::get,
@@ -37,15 +38,33 @@ const FILES: &[WebFile] = files! {
     "/licences.txt" "licences.txt" "text/plain; charset=utf-8";
 };
 
+/// What tells the page that it is one of several hosts, and that its calls begin with `/hosts/NAME`.
+const OF_SEVERAL: &str = "<head><meta name=\"hosts\" content=\"several\" />";
+
 /// The files, for whoever asks: none of them needs a token.
 pub(crate) fn routes() -> Router {
-    FILES.iter().fold(Router::new(), |router, file| {
-        let tag = format!("\"{}\"", Digest::of(file.2).short());
-        router.route(file.0, get(async move |headers: HeaderMap| answer(file, &tag, &headers)))
+    FILES.iter().fold(Router::new(), |router, (path, kind, content)| {
+        with_file(router, (path, kind), Bytes::from_static(content))
     })
 }
 
-fn answer((_, kind, content): &WebFile, tag: &str, headers: &HeaderMap) -> Response {
+/// The files for a page of several hosts, which `whimbrel web` serves.
+pub fn routes_of_several() -> Router {
+    FILES.iter().fold(Router::new(), |router, (path, kind, content)| {
+        let content = match (*path, std::str::from_utf8(content)) {
+            ("/", Ok(index)) => index.replacen("<head>", OF_SEVERAL, 1).into(),
+            _ => Bytes::from_static(content),
+        };
+        with_file(router, (path, kind), content)
+    })
+}
+
+fn with_file(router: Router, (path, kind): (&'static str, &'static str), content: Bytes) -> Router {
+    let tag = format!("\"{}\"", Digest::of(&content).short());
+    router.route(path, get(async move |headers: HeaderMap| answer(kind, &content, &tag, &headers)))
+}
+
+fn answer(kind: &'static str, content: &Bytes, tag: &str, headers: &HeaderMap) -> Response {
     let head: [(HeaderName, &str); 7] = [
         (header::CONTENT_TYPE, kind),
         // The names of the files are those of every version, so a browser asks whether its copy is this one.
@@ -60,6 +79,6 @@ fn answer((_, kind, content): &WebFile, tag: &str, headers: &HeaderMap) -> Respo
     let head = head.map(|(name, value)| (name, value.to_owned()));
     match known {
         true => (StatusCode::NOT_MODIFIED, head).into_response(),
-        false => (head, *content).into_response(),
+        false => (head, content.clone()).into_response(),
     }
 }

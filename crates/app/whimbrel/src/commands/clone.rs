@@ -8,8 +8,8 @@ use crate::{
 };
 use clap::ValueEnum;
 use whimbrel_api::{
-    CapsuleRef, CloneNetwork, CloneRequest, CloudInit, DeriveRequest, GoldenMatch, MachineInfo,
-    MatchRequest, PullRequest, ResumeMode, StopMode, StopRequest, Terms,
+    CapsuleRef, CloneNetwork, CloneRequest, CloudInit, DeriveRequest, GoldenMatch, MachineInfo, MatchRequest,
+    PullRequest, ResumeMode, StopMode, StopRequest, Terms,
 };
 use whimbrel_core::{HostName, MachineName};
 
@@ -77,7 +77,8 @@ impl Args {
         let first = self.first_boot.cloud_init()?;
         if first.is_some() && (self.full || self.network == Some(NetworkArg::Isolated)) {
             return Err(CliError::Usage {
-                problem: "clones that boot have no memory to load, and the network of the original".to_owned(),
+                problem: "clones that boot have no memory to load, and the network of the original"
+                    .to_owned(),
                 hint: "leave out --full and --network, or the options of the first boot".to_owned(),
             });
         }

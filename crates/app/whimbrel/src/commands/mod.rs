@@ -58,6 +58,7 @@ pub(crate) mod unpack_layer;
 pub(crate) mod untag;
 pub(crate) mod upgrade;
 pub(crate) mod vm;
+pub(crate) mod web;
 
 pub(crate) use short_verbs::{
     balloon, delete, diff, failover, gc, import, inspect, pause, ps, pull, rename, repair, rewind, show,

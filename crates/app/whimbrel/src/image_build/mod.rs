@@ -29,8 +29,8 @@ use std::{
 };
 use whimbrel_api::{
     CapsuleInfo, CheckpointRequest, CloudInit, DeriveRequest, ErrorCode, ExecRequest, ExecResult,
-    IMAGE_LABEL, ImageName, OperationResult, OperationState, PROGRAM_LABEL, ResumeMode,
-    ResumeRequest, StopMode, StopRequest, USER_LABEL,
+    IMAGE_LABEL, ImageName, OperationResult, OperationState, PROGRAM_LABEL, ResumeMode, ResumeRequest,
+    StopMode, StopRequest, USER_LABEL,
 };
 use whimbrel_client::ClientError;
 use whimbrel_core::{ByteSize, CapsuleId, Digest, MachineName, RefName};
