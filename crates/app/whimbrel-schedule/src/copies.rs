@@ -47,19 +47,19 @@ impl Copies {
         self.0.is_empty()
     }
 
-    /// The times that the rule retains, of all copies and of one more if there is one: among the latest times
-    /// of the copies, so that one that is found there again and again drives out no other, and among all.
-    fn retained(&self, rule: &Retention, more: Option<u64>) -> BTreeSet<u64> {
+    /// The times that the rule retains now, of all copies and of one more if there is one: among the latest
+    /// times of the copies, so that one that is found there again and again drives out no other, and among all.
+    fn retained(&self, rule: &Retention, now_ms: u64, more: Option<u64>) -> BTreeSet<u64> {
         let latest: Vec<u64> = self.0.values().map(|copy| copy.time_ms).chain(more).collect();
         let all: Vec<u64> = self.0.values().flat_map(PushedCopy::times).chain(more).collect();
-        [latest, all].iter().flat_map(|times| plan::retained(times, rule)).collect()
+        [latest, all].iter().flat_map(|times| plan::retained(times, rule, now_ms)).collect()
     }
 
     /// The number for the tag of a capsule that is copied now: that of an earlier copy of it, or else of the
     /// oldest copy that the rule will not retain, or else a new one.
     pub(crate) fn number_for(&self, capsule: CapsuleId, now_ms: u64, rule: &Retention) -> u32 {
         let same = self.0.iter().find(|(_, copy)| copy.capsule == capsule);
-        let retained = self.retained(rule, Some(now_ms));
+        let retained = self.retained(rule, now_ms, Some(now_ms));
         let is_free = |copy: &PushedCopy| !copy.is_among(&retained) || is_back(Loss::RetainedCopyReplaced);
         let free = self.0.iter().filter(|(_, copy)| is_free(copy));
         let found = same.or_else(|| free.min_by_key(|(_, copy)| copy.time_ms)).map(|(number, _)| *number);
@@ -74,13 +74,13 @@ impl Copies {
         times.sort_unstable();
         let latest = times.pop().unwrap_or(time_ms);
         self.0.insert(number, PushedCopy { time_ms: latest, earlier: times, capsule });
-        let retained = self.retained(rule, None);
+        let retained = self.retained(rule, time_ms, None);
         self.0.values_mut().for_each(|copy| copy.earlier.retain(|time| retained.contains(time)));
     }
 
-    /// Numbers of the copies that the rule retains, and of the others, oldest first.
-    pub(crate) fn judge(&self, rule: &Retention) -> (Vec<u32>, Vec<u32>) {
-        let retained = self.retained(rule, None);
+    /// Numbers of the copies that the rule retains now, and of the others, oldest first.
+    pub(crate) fn judge(&self, rule: &Retention, now_ms: u64) -> (Vec<u32>, Vec<u32>) {
+        let retained = self.retained(rule, now_ms, None);
         let mut all: Vec<(u64, u32)> = self.0.iter().map(|(number, copy)| (copy.time_ms, *number)).collect();
         all.sort_unstable();
         let numbers = all.into_iter().map(|(_, number)| number);
@@ -114,12 +114,12 @@ mod tests {
         for day in 0..400 {
             let now = START + day * DAY_MS;
             let number = copies.number_for(capsule(day), now, &rule);
-            let (retained, _) = copies.judge(&rule);
+            let (retained, _) = copies.judge(&rule, now);
             let before = copies.clone();
             copies.put(number, capsule(day), now, &rule);
             let after: Vec<u64> = before.0.values().map(|copy| copy.time_ms).chain([now]).collect();
             for kept in retained.iter().filter(|kept| before.0.contains_key(kept)) {
-                let still = plan::retained(&after, &rule).contains(&before.0[kept].time_ms);
+                let still = plan::retained(&after, &rule, now).contains(&before.0[kept].time_ms);
                 assert!(
                     !still || copies.0[kept] == before.0[kept],
                     "day {day} moves the tag of a retained copy"
@@ -161,7 +161,7 @@ mod tests {
             copies.put(copies.number_for(capsule(of), now, &rule), capsule(of), now, &rule);
         }
         assert_eq!(left(&copies), [capsule(2), capsule(3), capsule(5)]);
-        assert_eq!(copies.judge(&rule), (vec![2, 0, 1], vec![]), "oldest first");
+        assert_eq!(copies.judge(&rule, START - 3648 * DAY_MS), (vec![2, 0, 1], vec![]), "oldest first");
     }
 
     #[test]

@@ -50,7 +50,15 @@ impl Rhythm {
 
 /// The times that a rule retains: the newest ones, and the newest of each of the last hours, days, weeks and
 /// months in which there is one. The newest of all is retained unless the rule may empty the lineage.
-pub(crate) fn retained(times: &[u64], rule: &Retention) -> BTreeSet<u64> {
+///
+/// Times after `now` are of a clock that was ahead. The rule counts them by themselves: they would else take the
+/// places of all that is made since the clock was put back, for as long as it was ahead.
+pub(crate) fn retained(times: &[u64], rule: &Retention, now: u64) -> BTreeSet<u64> {
+    let (past, ahead): (Vec<u64>, Vec<u64>) = times.iter().partition(|time| **time <= now);
+    [past, ahead].iter().flat_map(|times| retained_of(times, rule)).collect()
+}
+
+fn retained_of(times: &[u64], rule: &Retention) -> BTreeSet<u64> {
     let newest_first: BTreeSet<u64> = times.iter().copied().collect();
     let newest_first: Vec<u64> = newest_first.into_iter().rev().collect();
     let mut retained: BTreeSet<u64> = newest_first.iter().take(rule.last as usize).copied().collect();
@@ -123,14 +131,36 @@ mod tests {
     fn the_newest_of_each_period_is_retained() {
         let hours = |list: &[u64]| -> Vec<u64> { list.iter().map(|hour| START + hour * HOUR).collect() };
         let times = hours(&[0, 1, 2, 23, 24, 47, 120, 121]);
-        let kept =
-            |rule| retained(&times, &rule).into_iter().map(|time| (time - START) / HOUR).collect::<Vec<_>>();
+        let now = START + 121 * HOUR;
+        let kept = |rule| {
+            retained(&times, &rule, now).into_iter().map(|time| (time - START) / HOUR).collect::<Vec<_>>()
+        };
         assert_eq!(kept(rule(2, 0, 0, 0, 0)), [120, 121]);
         assert_eq!(kept(rule(0, 0, 3, 0, 0)), [23, 47, 121], "days without a capsule do not count");
         assert_eq!(kept(rule(0, 0, 0, 2, 0)), [47, 121], "the Monday between them begins a week");
         assert_eq!(kept(rule(0, 0, 0, 0, 0)), [121], "the last one is not removed by mistake");
         let empty = Retention { may_empty: true, ..rule(0, 0, 0, 0, 0) };
         assert!(kept(empty).is_empty(), "unless it was said");
+    }
+
+    #[test]
+    fn what_a_clock_made_that_was_ahead_takes_no_place_of_what_follows() {
+        let rule = rule(3, 0, 2, 0, 0);
+        let ahead: Vec<u64> = (0..5).map(|hour| START + 3650 * DAY_MS + hour * HOUR).collect();
+        let mut kept: BTreeSet<u64> = ahead.iter().copied().chain([START - DAY_MS, START - HOUR]).collect();
+        for hour in 0..6 {
+            let now = START + hour * HOUR;
+            kept.insert(now);
+            let times: Vec<u64> = kept.iter().copied().collect();
+            kept = retained(&times, &rule, now);
+        }
+        let hours: Vec<i64> =
+            kept.iter().map(|time| (time.cast_signed() - START.cast_signed()) / HOUR.cast_signed()).collect();
+        assert_eq!(hours[..4], [-1, 3, 4, 5], "three hours, and the last one of the day before");
+        assert_eq!(kept.iter().filter(|time| ahead.contains(time)).count(), 3, "{hours:?}");
+        // Once the clock is there again, they are like all others.
+        let later: Vec<u64> = kept.iter().copied().collect();
+        assert_eq!(retained(&later, &rule, START + 3651 * DAY_MS).len(), 4);
     }
 
     /// Half a year of a schedule, with clock steps and a daemon that is away now and then.
@@ -160,19 +190,20 @@ mod tests {
             assert!(!rhythm.is_due(last, now), "seed {seed}: one run pays for all that were missed");
             kept.insert(now);
             let times: Vec<u64> = kept.iter().copied().collect();
-            let after = retained(&times, &rule);
-            check(&times, &after, &rule, seed);
+            let after = retained(&times, &rule, now);
+            check(&times, &after, (&rule, now), seed);
             kept = after;
         }
     }
 
-    fn check(times: &[u64], after: &BTreeSet<u64>, rule: &Retention, seed: u64) {
+    fn check(times: &[u64], after: &BTreeSet<u64>, (rule, now): (&Retention, u64), seed: u64) {
         assert!(after.iter().all(|time| times.contains(time)), "seed {seed}");
         assert!(after.contains(times.last().unwrap()), "seed {seed}: the newest is gone");
         let most = rule.last + rule.hourly + rule.daily + rule.weekly + rule.monthly;
-        assert!(after.len() <= (most as usize).max(1), "seed {seed}: {} are too many", after.len());
+        let sets = 1 + usize::from(times.iter().any(|time| *time > now));
+        assert!(after.len() <= sets * (most as usize).max(1), "seed {seed}: {} are too many", after.len());
         let again: Vec<u64> = after.iter().copied().collect();
-        assert_eq!(retained(&again, rule), *after, "seed {seed}: a second look removes more");
+        assert_eq!(retained(&again, rule, now), *after, "seed {seed}: a second look removes more");
         // Each of the last days with a capsule still has its newest one.
         let days: BTreeSet<u64> = times.iter().map(|time| day(*time)).collect();
         for recent in days.iter().rev().take(rule.daily as usize) {

@@ -177,7 +177,7 @@ impl Schedules {
         (now, host): (u64, &HostName),
     ) -> ScheduleInfo {
         let tags = match rule_of_copies(record) {
-            Some(rule) => record.copy_tags(host, record.copies.judge(rule).0),
+            Some(rule) => record.copy_tags(host, record.copies.judge(rule, now).0),
             None => own_tags(record, refs).into_iter().map(|(_, tag, _)| tag).collect(),
         };
         ScheduleInfo {
@@ -230,11 +230,11 @@ impl Schedules {
     ) -> Result<ScheduleReport, ScheduleError> {
         let record = self.record(name)?;
         if let Some(rule) = rule_of_copies(&record) {
-            let (stay, go) = record.copies.judge(rule);
+            let (stay, go) = record.copies.judge(rule, actions.now_ms());
             let tags = |numbers| record.copy_tags(&actions.host(), numbers);
             return Ok(report(None, tags(stay), tags(go)));
         }
-        let judged = judge(&record, &actions.refs()?, None);
+        let judged = judge(&record, &actions.refs()?, (actions.now_ms(), None));
         Ok(report(None, judged.retained, judged.removed.into_iter().map(|(tag, _)| tag).collect()))
     }
 
@@ -309,7 +309,7 @@ impl Schedules {
         newest: &RefName,
         actions: &dyn ScheduledActions,
     ) -> Result<(Vec<RefName>, Vec<RefName>), ScheduleError> {
-        let Judged { retained, removed } = judge(record, &actions.refs()?, Some(newest));
+        let Judged { retained, removed } = judge(record, &actions.refs()?, (actions.now_ms(), Some(newest)));
         for (tag, capsule) in &removed {
             actions.remove(tag, *capsule)?;
         }
@@ -339,7 +339,7 @@ fn copy(
     let tag = copies::tag(&host, record.schedule.name.as_str(), record.created_ms, number);
     let text = actions.perform(&record.schedule.work, &tag, Some(capsule))?;
     record.copies.put(number, capsule, started_ms, rule);
-    let retained = record.copy_tags(&host, record.copies.judge(rule).0);
+    let retained = record.copy_tags(&host, record.copies.judge(rule, started_ms).0);
     Ok((text, (retained, Vec::new())))
 }
 
@@ -365,7 +365,11 @@ fn own_tags(record: &ScheduleRecord, refs: &BTreeMap<RefName, CapsuleId>) -> Vec
     own.collect()
 }
 
-fn judge(record: &ScheduleRecord, refs: &BTreeMap<RefName, CapsuleId>, newest: Option<&RefName>) -> Judged {
+fn judge(
+    record: &ScheduleRecord,
+    refs: &BTreeMap<RefName, CapsuleId>,
+    (now, newest): (u64, Option<&RefName>),
+) -> Judged {
     let tags = own_tags(record, refs);
     let rule = match &record.schedule.work {
         ScheduledWork::Checkpoint { retain: Some(rule), .. } => *rule,
@@ -373,7 +377,7 @@ fn judge(record: &ScheduleRecord, refs: &BTreeMap<RefName, CapsuleId>, newest: O
     };
     let Retention { may_empty, .. } = rule;
     let times: Vec<u64> = tags.iter().map(|(time, ..)| *time).collect();
-    let retained = plan::retained(&times, &rule);
+    let retained = plan::retained(&times, &rule, now);
     // After a clock was put back, the capsule of this run may look old.
     let is_new = |tag: &RefName| newest == Some(tag) && !may_empty && !is_back(Loss::NewCopyLooksOld);
     let stays = |(time, tag, _): &(u64, RefName, CapsuleId)| retained.contains(time) || is_new(tag);
