@@ -285,6 +285,17 @@ fn a_file_is_known_by_its_pages_on_a_disk_where_it_lies_elsewhere() {
     assert!(taken(&out) == original);
     alpha.run(&["import", path(&qcow2), "converted", "--format", "qcow2"]);
     assert_eq!(image(alpha, "converted", "disk0"), image(alpha, "odd", "disk0"));
+    run("xz", &["-1", path(&qcow2)]);
+    run("zstd", &["-q", path(&odd)]);
+    for (number, file) in [qcow2.with_extension("qcow2.xz"), odd.with_extension("img.zst")].iter().enumerate()
+    {
+        let name = format!("compressed{number}");
+        alpha.run(&["import", path(file), &name]);
+        assert_eq!(image(alpha, &name, "disk0"), image(alpha, "odd", "disk0"), "{name}");
+        fs::write(file, &fs::read(file).expect("an image")[..100_000]).expect("a part of an image");
+        let refused = alpha.refuse(&["import", path(file), "cut"]);
+        assert!(refused.text.contains("the unpacking process rejects"), "{refused:?}");
+    }
 
     beta.run(&["cache", "add", path(&even)]);
     let pulled = beta.json(&["pull", "odd"])["result"].clone();

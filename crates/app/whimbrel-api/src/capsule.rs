@@ -276,8 +276,8 @@ pub struct ImportRequest {
 pub enum ImportFormat {
     /// Complete capsule in one file.
     Capsule,
-    /// Image of a disk (raw, qcow2, vmdk, vhdx or vpc) or of a container (OCI layout or `docker save`),
-    /// whichever the content is.
+    /// Image of a disk (raw, qcow2, vmdk, vhdx or vpc, also compressed by gzip, xz or zstd) or of a container
+    /// (OCI layout or `docker save`), whichever the content is.
     // Earlier versions named the format, and left it to QEMU to find another one.
     #[serde(alias = "raw", alias = "qcow2")]
     Disk,

@@ -36,6 +36,7 @@ fn dispatch(cli: Cli) -> Result<(), CliError> {
         Command::Host(args) => args.run(cli.socket),
         Command::Vm(args) => args.run(),
         Command::UnpackLayer(args) => args.run(),
+        Command::DecompressImage(args) => args.run(),
         Command::Completions(args) => args.run(),
         Command::Manuals(args) => args.run(),
         Command::Doctor(args) => args.run(&context?),

@@ -462,7 +462,7 @@ impl GuestRequestArg {
 pub(crate) enum ImportFormatArg {
     /// Complete capsule in one file
     Capsule,
-    /// Image of a disk: raw, qcow2, vmdk, vhdx or vpc, whichever the content is
+    /// Image of a disk: raw, qcow2, vmdk, vhdx or vpc, whichever the content is, also compressed
     #[value(aliases = ["raw", "qcow2"])]
     Disk,
 }
@@ -470,8 +470,13 @@ pub(crate) enum ImportFormatArg {
 impl ImportFormatArg {
     /// Format that was given, or else that of the ending of `path`.
     pub(crate) fn or_from_ending(given: Option<Self>, path: &Path) -> ImportFormat {
-        let ending = path.extension().and_then(|ending| ending.to_str());
-        match (given, ending) {
+        let ending_of = |path: &Path| path.extension()?.to_str().map(str::to_owned);
+        // `debian.qcow2.xz` is an image in the format that its name has before.
+        let ending = match ending_of(path).as_deref() {
+            Some("gz" | "xz" | "zst") => path.file_stem().and_then(|stem| ending_of(Path::new(stem))),
+            _ => ending_of(path),
+        };
+        match (given, ending.as_deref()) {
             (Some(Self::Capsule), _) => ImportFormat::Capsule,
             (Some(Self::Disk), _) => ImportFormat::Disk,
             (None, Some("raw" | "img" | "qcow2" | "vmdk" | "vhdx" | "vhd")) => ImportFormat::Disk,

@@ -127,6 +127,8 @@ pub(crate) enum Command {
     Vm(vm::Args),
     #[command(hide = true)]
     UnpackLayer(unpack_layer::Args),
+    #[command(hide = true)]
+    DecompressImage(decompress_image::Args),
     Completions(completions::Args),
     Manuals(completions::Manuals),
 }

@@ -4,6 +4,7 @@
 use crate::{
     ContainerError,
     attributes::{FOLDER, FileAttributes, TreeAttributes, can_be_named, capability_file},
+    compression::decompressed,
     image::digest_text,
     tree::{Tree, TreePlace},
 };
@@ -16,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeSet,
     fs,
-    io::{self, BufRead, BufReader, Read, Write},
+    io::{self, Read, Write},
     path::Path,
 };
 use tar::{Entry, EntryType};
@@ -36,8 +37,6 @@ const FILES_MAX: usize = 2_000_000;
 /// Longest value of an extended attribute that is taken.
 const CAPABILITY_MAX: usize = 64;
 const CAPABILITY: &str = "SCHILY.xattr.security.capability";
-const GZIP: [u8; 2] = [0x1f, 0x8b];
-const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 
 /// What a layer may be.
 #[derive(Debug, Clone)]
@@ -76,7 +75,7 @@ pub fn apply_layer(place: &Path, layer: impl Read, limits: &LayerLimits) -> Resu
     };
     let tree = Tree::open(&tree).map_err(unpack)?;
     let mut unpacking = Unpacking { tree, known, added: BTreeSet::new(), limit: limits.bytes };
-    let mut plain = Digested::new(plain(layer.take(limits.length)).map_err(unpack)?);
+    let mut plain = Digested::new(decompressed(layer.take(limits.length)).map_err(unpack)?);
     unpacking.apply(&mut plain)?;
     io::copy(&mut plain, &mut io::sink()).map_err(unpack)?;
     let found = plain.digest();
@@ -84,17 +83,6 @@ pub fn apply_layer(place: &Path, layer: impl Read, limits: &LayerLimits) -> Resu
         return Err(ContainerError::Checksum { expected: limits.diff_id.clone(), found });
     }
     unpacking.save(place).map_err(unpack)
-}
-
-/// A layer without its compression, whichever it has.
-fn plain<'a>(layer: impl Read + 'a) -> io::Result<Box<dyn Read + 'a>> {
-    let mut layer = BufReader::with_capacity(1 << 16, layer);
-    let start = layer.fill_buf()?;
-    Ok(match () {
-        () if start.starts_with(&GZIP) => Box::new(flate2::bufread::MultiGzDecoder::new(layer)),
-        () if start.starts_with(&ZSTD) => Box::new(zstd::Decoder::with_buffer(layer)?),
-        () => Box::new(layer),
-    })
 }
 
 /// Hashes what is read.

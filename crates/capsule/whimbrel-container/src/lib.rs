@@ -5,6 +5,7 @@
 //! image.rs      an image as a folder, an archive or a registry has it: its program and its layers
 //! blobs.rs      where a folder or an archive has the parts of an image
 //! program.rs    the program of an image, as a script for the machine
+//! compression.rs  layers and disk images without their compression
 //! layer.rs      applies one layer to a tree of files
 //! tree.rs       a tree of files that nothing leads out of
 //! attributes.rs owners and modes of the files, as commands of debugfs(8)
@@ -21,6 +22,7 @@
 
 mod attributes;
 mod blobs;
+mod compression;
 mod cpio;
 mod error;
 mod guest;
@@ -31,6 +33,7 @@ mod layer;
 mod program;
 mod tree;
 
+pub use compression::decompress_disk;
 pub use cpio::Archive;
 pub use error::ContainerError;
 pub use guest::GuestPrograms;

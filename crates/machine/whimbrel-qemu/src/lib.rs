@@ -35,7 +35,7 @@ pub use guest_agent::{
     AgentAnswer, AnswerDecoder, ExecStatus, FileChunk, GuestInterface, QEMU_GA_PORT, QemuGa, QemuGaError,
     QemuGaSession, request, sync_request,
 };
-pub use image::{Conversion, ImageError, ImageFormat, NewFileSystem, UnpackedTree};
+pub use image::{Conversion, ImageError, ImageFormat, NewFileSystem, UnpackedTree, decompressed};
 pub use launch::{
     LaunchError, LaunchSpec, MAX_DISKS, MAX_NICS, MAX_SATA, RamBacking, Sharing, SpecError, TapDevices,
     Vmgenid, display_in, guest_disks, sata_disks,

@@ -6,6 +6,7 @@
 use crate::core::{directories::Directories, error::DaemonError};
 use std::{
     fs::{self, File},
+    io::Seek,
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::Arc,
@@ -15,6 +16,9 @@ use whimbrel_container::ContainerImage;
 use whimbrel_core::PAGE_SIZE;
 use whimbrel_nbd::Server;
 use whimbrel_qemu::{Conversion, ImageError, ImageFormat};
+
+/// Path of this program, also after its file was replaced.
+pub(crate) const PROGRAM: &str = "/proc/self/exe";
 
 /// Refuses a file that cannot be a disk as it is: with the magic of another format than raw, its tables would
 /// be taken for the disk.
@@ -58,7 +62,12 @@ pub(crate) fn disk_in(
     cancelled: &dyn Fn() -> bool,
 ) -> Result<FileDevice, DaemonError> {
     let io = |source| DaemonError::io("read", path, source);
-    let format = ImageFormat::of(&file).map_err(io)?;
+    let mut file = file;
+    let mut format = ImageFormat::of(&file).map_err(io)?;
+    if let ImageFormat::Compressed(_) = format {
+        file = decompressed(layout, (file, path), cancelled)?;
+        format = ImageFormat::of(&file).map_err(io)?;
+    }
     format.check_alone(&file).map_err(image_error(path))?;
     let disk = match format {
         ImageFormat::Raw => file,
@@ -70,6 +79,19 @@ pub(crate) fn disk_in(
         0 => Err(DaemonError::invalid(format!("{} is empty", path.display()))),
         _ => Ok(disk),
     }
+}
+
+/// The image in a compressed file, in a file without a name.
+fn decompressed(
+    layout: &Directories,
+    (mut file, path): (File, &Path),
+    cancelled: &dyn Fn() -> bool,
+) -> Result<File, DaemonError> {
+    const NAME: &str = "image";
+    file.rewind().map_err(|source| DaemonError::io("read", path, source))?;
+    let dir = ScratchDir::on_disk(layout)?;
+    let program = (Path::new(PROGRAM), vec!["decompress-image".to_owned(), NAME.to_owned()]);
+    whimbrel_qemu::decompressed(dir.path(), program, (file, NAME), cancelled).map_err(image_error(path))
 }
 
 fn converted(

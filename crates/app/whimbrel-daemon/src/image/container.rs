@@ -5,7 +5,7 @@
 
 use crate::{
     capsule::{
-        disk_image::{ScratchDir, unnamed_file},
+        disk_image::{PROGRAM, ScratchDir, unnamed_file},
         maintenance::{BootContent, NewDisk},
     },
     core::{error::DaemonError, operations::ProgressReporter},
@@ -27,8 +27,6 @@ use whimbrel_container::{
 use whimbrel_core::{ByteSize, CapsuleId, RefName};
 use whimbrel_qemu::{ImageError, NewFileSystem, UnpackedTree};
 
-/// Path of this program, also after its file was replaced.
-const PROGRAM: &str = "/proc/self/exe";
 /// Verb of this program that unpacks a layer.
 const VERB: &str = "unpack-layer";
 /// Size of a disk, unless the settings say another one. Empty space of it takes none on this host.

@@ -19,6 +19,8 @@ const SIGNATURES: [&str; 3] = ["sign", "gpg", "asc"];
 const LIST_MAX: usize = 1 << 20;
 /// Endings of files that are images, where the source does not name any.
 const ENDINGS: [&str; 6] = ["qcow2", "img", "raw", "vmdk", "vhdx", "vhd"];
+/// Endings after those, of images that are compressed as a whole.
+const COMPRESSED: [&str; 3] = [".gz", ".xz", ".zst"];
 
 /// All images of a folder: those that the source names, or else every file that ends like one.
 pub(super) async fn offers(
@@ -39,7 +41,8 @@ pub(super) async fn offers(
     }
     if source.files.is_empty() {
         for (file, checksum) in list(root, source.keyring.as_deref(), layout).await? {
-            let stem = file.rsplit_once('.').filter(|(_, ending)| ENDINGS.contains(ending));
+            let plain = COMPRESSED.iter().find_map(|ending| file.strip_suffix(ending)).unwrap_or(&file);
+            let stem = plain.rsplit_once('.').filter(|(_, ending)| ENDINGS.contains(ending));
             // A name that cannot be used is one that nobody can ask for.
             let Some((stem, location)) = stem.map(|(stem, _)| stem).zip(root.join(&file).ok()) else {
                 continue;

@@ -10,6 +10,7 @@ pub(crate) mod completions;
 pub(crate) mod console;
 pub(crate) mod cp;
 pub(crate) mod cpu;
+pub(crate) mod decompress_image;
 pub(crate) mod derive;
 pub(crate) mod dial_stdio;
 pub(crate) mod dirty_rate;

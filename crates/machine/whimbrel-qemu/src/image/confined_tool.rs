@@ -7,7 +7,7 @@ use crate::{
     process::Reaped,
 };
 use rustix::{
-    fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create},
+    fs::{MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, memfd_create},
     process::Resource,
 };
 use std::{
@@ -70,6 +70,30 @@ impl<'a> ConfinedTool<'a> {
     /// Gives a file or directory to the user.
     pub(super) fn give(&self, path: &Path) -> Result<(), ImageError> {
         chown(path, Some(self.user), Some(self.user)).map_err(ImageError::Start)
+    }
+
+    /// Opens a file that a tool has made. The directory is the tool's: a link to a file of the host may have
+    /// its name, or a fifo that nobody writes to.
+    pub(super) fn open_made(&self, name: &str) -> Result<File, ImageError> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let made = rustix::fs::open(self.dir.join(name), flags, Mode::empty());
+        let made = File::from(made.map_err(|errno| ImageError::Read(errno.into()))?);
+        match made.metadata().map_err(ImageError::Read)?.is_file() {
+            true => Ok(made),
+            false => Err(ImageError::Header { what: "what was made of it is no file" }),
+        }
+    }
+
+    /// Runs a program of ours that unpacks its input, and returns what it prints.
+    pub(super) fn unpack(&self, run: Run<'_>, cancelled: &dyn Fn() -> bool) -> Result<Vec<u8>, ImageError> {
+        self.run(run, cancelled).map(|(printed, _)| printed).map_err(|error| match error {
+            ImageError::Rejected { words, .. } => {
+                // In one line, as an error of ours.
+                let words = words.trim_start_matches("error: ").replace("\n  because: ", ": ");
+                ImageError::Rejected { tool: "the unpacking process".to_owned(), words }
+            }
+            error => error,
+        })
     }
 
     /// Runs a program and returns what it prints to its standard output, and to its standard error.
@@ -197,5 +221,21 @@ mod tests {
             &|| true,
         );
         assert!(matches!(cancelled, Err(ImageError::Cancelled)));
+    }
+
+    #[test]
+    fn a_file_that_a_tool_replaced_by_something_else_is_not_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("secret"), "of the host").unwrap();
+        let tool = ConfinedTool::new(dir.path(), 4096).unwrap();
+        let made = dir.path().join("made");
+        std::os::unix::fs::symlink("secret", &made).unwrap();
+        tool.open_made("made").unwrap_err();
+        std::fs::remove_file(&made).unwrap();
+        Command::new("mkfifo").arg(&made).status().unwrap();
+        tool.open_made("made").unwrap_err();
+        std::fs::remove_file(&made).unwrap();
+        std::fs::write(&made, "a disk").unwrap();
+        tool.open_made("made").unwrap();
     }
 }

@@ -13,7 +13,7 @@ use std::{path::Path, time::Duration};
 
 const PROGRAM: &str = "qemu-img";
 /// Greatest disk: 16 TiB, where the usual file systems end.
-const DISK_MAX: u64 = 16 << 40;
+pub(super) const DISK_MAX: u64 = 16 << 40;
 /// Longest file that the tool can write.
 const FILE_MAX: u64 = 64 << 10;
 /// Unit of sizes of QEMU's block layer.

@@ -5,7 +5,6 @@ use super::{
     ImageError,
     confined_tool::{ConfinedTool, PATIENCE, Run, patience_for},
 };
-use rustix::fs::{Mode, OFlags};
 use std::{fs::File, path::Path, time::Duration};
 
 /// Space of the disk for each inode, in bytes. A machine makes fewer files than that has.
@@ -48,15 +47,7 @@ impl<'a> NewFileSystem<'a> {
         cancelled: &dyn Fn() -> bool,
     ) -> Result<Vec<u8>, ImageError> {
         let patience = patience_for(self.size);
-        let run = Run { program, arguments, input: Some(layer), patience };
-        self.tool.run(run, cancelled).map(|(printed, _)| printed).map_err(|error| match error {
-            ImageError::Rejected { words, .. } => {
-                // In one line, as an error of ours.
-                let words = words.trim_start_matches("error: ").replace("\n  because: ", ": ");
-                ImageError::Rejected { tool: "the unpacking process".to_owned(), words }
-            }
-            error => error,
-        })
+        self.tool.unpack(Run { program, arguments, input: Some(layer), patience }, cancelled)
     }
 
     /// Writes the file system with a tree, and opens it.
@@ -101,19 +92,7 @@ impl<'a> NewFileSystem<'a> {
         }
         // What was written is checked by a program that did not write it.
         self.e2fsprogs("e2fsck", &["-f", "-n", DISK], patience + PATIENCE, cancelled)?;
-        self.open_disk()
-    }
-
-    /// Opens the file system. The directory is that of the tools: a link to a file of the host may have its
-    /// name, or a fifo that nobody writes to.
-    fn open_disk(&self) -> Result<File, ImageError> {
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let disk = rustix::fs::open(self.tool.dir.join(DISK), flags, Mode::empty());
-        let disk = File::from(disk.map_err(|errno| ImageError::Read(errno.into()))?);
-        match disk.metadata().map_err(ImageError::Read)?.is_file() {
-            true => Ok(disk),
-            false => Err(ImageError::Header { what: "its file system is no file" }),
-        }
+        self.tool.open_made(DISK)
     }
 
     /// Runs a program of e2fsprogs and returns what it prints to its standard error.
@@ -127,26 +106,5 @@ impl<'a> NewFileSystem<'a> {
         let arguments = arguments.iter().map(|word| (*word).to_owned()).collect();
         let run = Run { program: Path::new(program), arguments, input: None, patience };
         self.tool.run(run, cancelled).map(|(_, words)| words)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_disk_that_a_tool_replaced_by_something_else_is_not_opened() {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("secret"), "of the host").unwrap();
-        let new = NewFileSystem::new(dir.path(), 64 << 20).unwrap();
-        let disk = dir.path().join(DISK);
-        std::os::unix::fs::symlink("secret", &disk).unwrap();
-        new.open_disk().unwrap_err();
-        std::fs::remove_file(&disk).unwrap();
-        std::process::Command::new("mkfifo").arg(&disk).status().unwrap();
-        new.open_disk().unwrap_err();
-        std::fs::remove_file(&disk).unwrap();
-        std::fs::write(&disk, "a disk").unwrap();
-        new.open_disk().unwrap();
     }
 }

@@ -26,18 +26,19 @@ const VHD: &[u8] = b"conectix";
 const TAR: &str = "tar (OVA)";
 
 /// Formats that are recognised and not read: magic, offset, name.
-const OTHERS: [(&[u8], usize, &str); 10] = [
+const OTHERS: [(&[u8], usize, &str); 7] = [
     (b"# Disk DescriptorFile", 0, "vmdk with its content in other files"),
     (b"COWD", 0, "vmdk of version 3"),
     (b"QED\0", 0, "qed"),
     (b"\x7f\x10\xda\xbe", 64, "vdi"),
     (b"WithoutFreeSpace", 0, "parallels"),
     (b"ustar", 257, TAR),
-    (b"\x1f\x8b\x08", 0, "gzip"),
-    (b"\xfd7zXZ\0", 0, "xz"),
-    (b"\x28\xb5\x2f\xfd", 0, "zstd"),
     (b"BZh", 0, "bzip2"),
 ];
+
+/// Compressions in which images are published: magic, name.
+const COMPRESSIONS: [(&[u8], &str); 3] =
+    [(b"\x1f\x8b\x08", "gzip"), (b"\xfd7zXZ\0", "xz"), (b"\x28\xb5\x2f\xfd", "zstd")];
 
 /// Format of a disk image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +53,8 @@ pub enum ImageFormat {
     Vhdx,
     /// Virtual PC's VHD, which QEMU calls vpc.
     Vpc,
+    /// Compressed as a whole, by this: the image is what comes out.
+    Compressed(&'static str),
     /// One that is not read.
     Other(&'static str),
 }
@@ -71,8 +74,10 @@ impl ImageFormat {
         let starts = |magic: &[u8]| head.starts_with(magic);
         let other =
             OTHERS.iter().find(|(magic, at, _)| head.get(*at..).is_some_and(|h| h.starts_with(magic)));
+        let compression = COMPRESSIONS.iter().find(|(magic, _)| starts(magic));
         Ok(match other {
             Some((.., name)) => Self::Other(name),
+            None if compression.is_some() => Self::Compressed(compression.map_or("", |(_, name)| name)),
             None if starts(QCOW2) => Self::Qcow2,
             None if starts(VMDK) => Self::Vmdk,
             None if starts(b"vhdxfile") => Self::Vhdx,
@@ -89,6 +94,7 @@ impl ImageFormat {
             Self::Vmdk => check_vmdk(&head(file).map_err(ImageError::Read)?),
             // QEMU refuses those that are differences to another file, and opens none.
             Self::Raw | Self::Vhdx | Self::Vpc => Ok(()),
+            Self::Compressed(_) => Err(ImageError::Unsupported { format: "compressed twice" }),
             Self::Other(format) => Err(ImageError::Unsupported { format }),
         }
     }
@@ -101,7 +107,7 @@ impl ImageFormat {
             Self::Vmdk => "vmdk",
             Self::Vhdx => "vhdx",
             Self::Vpc => "vpc",
-            Self::Other(name) => name,
+            Self::Compressed(name) | Self::Other(name) => name,
         }
     }
 }

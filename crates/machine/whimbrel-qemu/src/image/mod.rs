@@ -5,11 +5,13 @@
 //! names other files is refused. `qemu-img` itself is confined, and has no path to any file: it reads and
 //! writes through sockets in its directory.
 
+mod compressed;
 mod confined_tool;
 mod conversion;
 mod file_system;
 mod format;
 
+pub use compressed::decompressed;
 pub use conversion::Conversion;
 pub use file_system::{NewFileSystem, UnpackedTree};
 pub use format::ImageFormat;
