@@ -226,8 +226,8 @@ impl Daemon {
         let display = firmware::has_display(&firmware, request.display || profile.has_display())?;
         let has_tpm = request.tpm || profile.has_tpm();
         let tpm = has_tpm.then(|| firmware::add_tpm(&firmware, &mut disks)).transpose()?;
-        if let Some(wanted) = &request.cloud_init {
-            cloud_init::check(wanted, !request.nics.is_empty())?;
+        self.check_first_boot(request.cloud_init.as_ref(), &request.nics)?;
+        if request.cloud_init.is_some() {
             disks.push(cloud_init::disk(&folder));
         }
         let cdroms = disks.push_cdroms(&request.cdroms, request.boot_order)?;
@@ -257,22 +257,46 @@ impl Daemon {
         record.self_service = request.self_service.clone();
         record.settings = request.settings.clone();
         let live = self.boot_new(&record, request.cloud_init.as_ref())?;
+        let nic = record.config.nics.first().cloned();
         let machine = self.register_started(record, live)?;
-        self.publish(&request.name, request.publish)?;
+        self.connect((&request.name, nic.as_ref()), request.cloud_init.as_ref(), request.publish)?;
         Ok(machine.info())
     }
 
-    /// Publishes ports of a new machine. If that fails, nothing of the machine is left.
-    pub(crate) fn publish(&self, name: &MachineName, publish: Vec<PortRequest>) -> Result<(), DaemonError> {
-        if publish.is_empty() {
-            return Ok(());
-        }
+    /// Refuses what a guest cannot be told, or an address that it cannot have in its network.
+    pub(crate) fn check_first_boot(
+        &self,
+        wanted: Option<&CloudInit>,
+        ports: &[NicRequest],
+    ) -> Result<(), DaemonError> {
+        wanted.map_or(Ok(()), |wanted| cloud_init::check(wanted, !ports.is_empty()))?;
+        let bridge = ports.first().and_then(|port| port.bridge.as_deref());
+        let address = cloud_init::ipv4_of(wanted);
+        address.map_or(Ok(()), |address| self.networks.check_address(bridge, address))
+    }
+
+    /// Gives a new machine, in its first port, the address that its guest was told, and publishes its ports.
+    /// If that fails, nothing of the machine is left.
+    pub(crate) fn connect(
+        &self,
+        (name, nic): (&MachineName, Option<&NicConfig>),
+        cloud_init: Option<&CloudInit>,
+        publish: Vec<PortRequest>,
+    ) -> Result<(), DaemonError> {
+        let reserve = || match (cloud_init::ipv4_of(cloud_init), nic) {
+            (Some(address), Some(nic)) => self.reserve_address(name, nic, address),
+            _ => Ok(()),
+        };
         let ports = PortsRequest { publish, unpublish: Vec::new() };
-        if let Err(error) = self.change_ports(name, &ports) {
+        let publish = || match ports.publish.is_empty() {
+            true => Ok(()),
+            false => self.change_ports(name, &ports).map(drop),
+        };
+        if let Err(error) = reserve().and_then(|()| publish()) {
             let stopped = self.stop(name, StopRequest { mode: StopMode::Kill, ..StopRequest::default() });
             if let Err(left) = stopped.and_then(|_| self.delete(name)) {
                 let left = &left as &dyn std::error::Error;
-                tracing::error!(machine = %name, error = left, "a machine without its ports could not be removed");
+                tracing::error!(machine = %name, error = left, "a machine without its ports or its address could not be removed");
             }
             return Err(error);
         }

@@ -48,7 +48,8 @@ impl Copies {
     }
 
     /// The times that the rule retains now, of all copies and of one more if there is one: among the latest
-    /// times of the copies, so that one that is found there again and again drives out no other, and among all.
+    /// times of the copies, so that one that is found there again and again drives out no other, and among
+    /// all.
     fn retained(&self, rule: &Retention, now_ms: u64, more: Option<u64>) -> BTreeSet<u64> {
         let latest: Vec<u64> = self.0.values().map(|copy| copy.time_ms).chain(more).collect();
         let all: Vec<u64> = self.0.values().flat_map(PushedCopy::times).chain(more).collect();

@@ -51,8 +51,8 @@ impl Rhythm {
 /// The times that a rule retains: the newest ones, and the newest of each of the last hours, days, weeks and
 /// months in which there is one. The newest of all is retained unless the rule may empty the lineage.
 ///
-/// Times after `now` are of a clock that was ahead. The rule counts them by themselves: they would else take the
-/// places of all that is made since the clock was put back, for as long as it was ahead.
+/// Times after `now` are of a clock that was ahead. The rule counts them by themselves: they would else take
+/// the places of all that is made since the clock was put back, for as long as it was ahead.
 pub(crate) fn retained(times: &[u64], rule: &Retention, now: u64) -> BTreeSet<u64> {
     let (past, ahead): (Vec<u64>, Vec<u64>) = times.iter().partition(|time| **time <= now);
     [past, ahead].iter().flat_map(|times| retained_of(times, rule)).collect()

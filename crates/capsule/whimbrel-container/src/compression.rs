@@ -30,8 +30,8 @@ pub(crate) fn decompressed<'a>(packed: impl Read + 'a) -> io::Result<Box<dyn Rea
     })
 }
 
-/// Writes the disk image in `packed` into the new file `place`, with holes for zeros, and returns its length in
-/// bytes. Fails before the disk is full.
+/// Writes the disk image in `packed` into the new file `place`, with holes for zeros, and returns its length
+/// in bytes. Fails before the disk is full.
 pub fn decompress_disk(packed: impl Read, place: &Path) -> io::Result<u64> {
     let (mut image, disk) = (decompressed(packed)?, File::create_new(place)?);
     let (mut block, mut length) = (vec![0; BLOCK], 0);

@@ -46,8 +46,7 @@ impl Daemon {
         check_profile(&config.firmware, request.profile)?;
         let ports: Vec<_> = config.nics.iter().map(port_of).collect();
         self.networks.check_ports(&request.publish, &ports)?;
-        let has_port = !config.nics.is_empty();
-        request.cloud_init.as_ref().map_or(Ok(()), |wanted| cloud_init::check(wanted, has_port))?;
+        self.check_first_boot(request.cloud_init.as_ref(), &ports)?;
         config.accel = whimbrel_qemu::best_accel(self.qemu()?);
         if let Some(asked) = &request.cpu {
             config.cpu = self.cpu_model(asked, config.accel)?;
@@ -72,8 +71,9 @@ impl Daemon {
             folder::delete(&self.directories, &request.name)?;
             return Err(error.into());
         }
+        let nic = record.config.nics.first().cloned();
         let machine = self.register_started(record, live)?;
-        self.publish(&request.name, request.publish)?;
+        self.connect((&request.name, nic.as_ref()), request.cloud_init.as_ref(), request.publish)?;
         Ok(machine.info())
     }
 

@@ -9,7 +9,7 @@ use crate::{
     core::error::DaemonError,
     machine::record::{DiskBase, Record},
 };
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net};
 use std::{
     fs,
     io::{Cursor, Write},
@@ -76,6 +76,14 @@ pub(crate) fn check(wanted: &CloudInit, has_port: bool) -> Result<(), DaemonErro
             key.chars().take(40).collect::<String>()
         ))),
         None => Ok(()),
+    }
+}
+
+/// IPv4 address that the guest is told, if it is told one.
+pub(crate) fn ipv4_of(wanted: Option<&CloudInit>) -> Option<Ipv4Net> {
+    match parse_address(wanted?.address.as_ref()?).ok()? {
+        IpNet::V4(address) => Some(address),
+        IpNet::V6(_) => None,
     }
 }
 

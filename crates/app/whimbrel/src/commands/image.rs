@@ -58,8 +58,8 @@ enum Action {
     /// Make an image of a disk or of a container image
     ///
     /// A disk is a file in the format raw, qcow2, vmdk, vhdx or vpc, also compressed by gzip, xz or zstd. A
-    /// container image is a folder or a tar archive in the OCI layout, or what `docker save` and `podman save`
-    /// write.
+    /// container image is a folder or a tar archive in the OCI layout, or what `docker save` and
+    /// `podman save` write.
     Import {
         /// File or folder on the host
         #[arg(value_parser = absolute)]

@@ -164,8 +164,8 @@ Examples:
             file: PathBuf,
             /// Tag for the new capsule
             name: RefName,
-            /// Content of the file [default: disk if it ends in .raw, .img, .qcow2, .vmdk, .vhdx or .vhd, also
-            /// with .gz, .xz or .zst after that, else capsule]
+            /// Content of the file [default: disk if it ends in .raw, .img, .qcow2, .vmdk, .vhdx or .vhd,
+            /// also with .gz, .xz or .zst after that, else capsule]
             #[arg(long, value_enum)]
             format: Option<ImportFormatArg>,
         };

@@ -8,11 +8,12 @@ use super::{
 };
 use std::{fs::File, path::Path};
 
-/// By how much an image shrinks at most, for the time that it may take; longer ones are mostly zeros.
+/// Bytes of an image for each that it has compressed, for the time that it may take; where there are more,
+/// most are zeros.
 const RATIO: u64 = 64;
 
-/// The image in `compressed`, as `program` writes it into the file `name` of the directory `dir`, which becomes
-/// that of the program. Its arguments are `arguments`; it reads its standard input, and writes at most 16 TiB.
+/// The image in `compressed`, as `program` writes it into the file `name` of the directory `dir`, which
+/// becomes that of the program. It has these arguments, reads its standard input, and writes at most 16 TiB.
 pub fn decompressed(
     dir: &Path,
     (program, arguments): (&Path, Vec<String>),

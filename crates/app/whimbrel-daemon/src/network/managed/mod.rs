@@ -12,6 +12,7 @@ mod share;
 pub(crate) use record::Leases;
 
 use crate::{core::error::DaemonError, core::notifier::Notifier, daemon::Daemon};
+use ipnet::Ipv4Net;
 use record::{MachinePort, NetworkRecord, path_of};
 use std::{
     collections::BTreeMap,
@@ -24,7 +25,7 @@ use whimbrel_api::{
     MachineInfo, NetworkInfo, NetworkRequest, NicRequest, PortProtocol, PortRequest, PortsRequest,
     PublishedPort,
 };
-use whimbrel_core::{MachineName, error_chain, lock};
+use whimbrel_core::{MachineName, NicConfig, error_chain, lock};
 use whimbrel_net::managed::{
     ManagedNetwork, ProgramError, addresses, bridge, dhcp, firewall, is_network_name,
 };
@@ -241,7 +242,7 @@ impl ManagedNetworks {
         table: &BTreeMap<String, Network>,
         record: &NetworkRecord,
     ) -> Result<(), DaemonError> {
-        let overlaps = |subnet: &ipnet::Ipv4Net| {
+        let overlaps = |subnet: &Ipv4Net| {
             subnet.contains(&record.subnet.network()) || record.subnet.contains(&subnet.network())
         };
         let other = table.values().find(|network| overlaps(&network.record.subnet));
@@ -340,6 +341,25 @@ impl ManagedNetworks {
             ));
         }
         ports.iter().try_for_each(|port| check_free(&table, port))
+    }
+
+    /// Refuses an address for a machine in this bridge, if the bridge is that of a network that does not have
+    /// the address free.
+    pub(crate) fn check_address(&self, bridge: Option<&str>, wanted: Ipv4Net) -> Result<(), DaemonError> {
+        let table = self.table();
+        let network = bridge.and_then(|bridge| table.get(bridge));
+        network.map_or(Ok(()), |network| network.record.check_address(None, wanted))
+    }
+
+    /// Gives a port of a machine its address, if it is in a managed network.
+    fn reserve(&self, name: &MachineName, nic: &NicConfig, wanted: Ipv4Net) -> Result<(), DaemonError> {
+        let mut table = self.table();
+        let Some(network) = nic.bridge.as_ref().and_then(|bridge| table.get_mut(bridge)) else {
+            return Ok(());
+        };
+        let mut record = network.record.clone();
+        record.reserve(&nic.mac, name, wanted)?;
+        self.replace(network, record)
     }
 
     /// Changes the published ports of a machine; all or none.
@@ -452,6 +472,18 @@ impl Daemon {
         self.networks.delete(name, &self.all_infos())?;
         self.keep_links();
         Ok(())
+    }
+
+    /// Gives a machine of this host the address that its guest was told. A managed network would else give it
+    /// another one, and drop what it sends from its own.
+    pub(crate) fn reserve_address(
+        &self,
+        name: &MachineName,
+        nic: &NicConfig,
+        wanted: Ipv4Net,
+    ) -> Result<(), DaemonError> {
+        let _steady = self.networks.hold_steady();
+        self.networks.reserve(name, nic, wanted)
     }
 
     pub(crate) fn change_ports(

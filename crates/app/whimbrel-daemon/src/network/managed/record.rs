@@ -137,6 +137,42 @@ impl NetworkRecord {
         without
     }
 
+    /// Refuses an address that a machine cannot have here: one that is not of the network, or that another
+    /// port than `mac` has.
+    pub(crate) fn check_address(&self, mac: Option<&str>, wanted: Ipv4Net) -> Result<(), DaemonError> {
+        let (subnet, address) = (self.subnet, wanted.addr());
+        let own = [subnet.network(), subnet.broadcast(), addresses::gateway(subnet)];
+        if !subnet.contains(&address) || own.contains(&address) || wanted.prefix_len() != subnet.prefix_len()
+        {
+            return Err(DaemonError::invalid(format!(
+                "{wanted} is no address of a machine in {}, which has {subnet} and is itself {}",
+                self.name,
+                addresses::gateway(subnet)
+            )));
+        }
+        let others = self.leases.iter().chain(self.elsewhere());
+        match others.filter(|(text, _)| mac != Some(text)).find(|(_, lease)| lease.address == address) {
+            Some((_, lease)) => Err(DaemonError::invalid(format!(
+                "{} has the address {address} in {}",
+                lease.machine, self.name
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// Gives a machine's port this address, in place of any other.
+    pub(crate) fn reserve(
+        &mut self,
+        text: &str,
+        machine: &MachineName,
+        wanted: Ipv4Net,
+    ) -> Result<(), DaemonError> {
+        let text = mac(text).map_or_else(|| text.to_owned(), |mac| mac.to_string());
+        self.check_address(Some(&text), wanted)?;
+        self.leases.insert(text, Lease { machine: machine.clone(), address: wanted.addr() });
+        Ok(())
+    }
+
     /// Addresses of machines on other hosts.
     fn elsewhere(&self) -> impl Iterator<Item = (&String, &Lease)> {
         self.hosts.values().flatten()
@@ -303,6 +339,31 @@ mod tests {
         there.assign(&[web], true);
         assert_eq!(there.leases[MACS[0]].address, other);
         assert_eq!(there.conflict(), None);
+    }
+
+    #[test]
+    fn a_machine_gets_the_address_that_its_guest_was_told_if_nobody_has_it() {
+        let mut record = record();
+        let net = |text: &str| text.parse::<Ipv4Net>().unwrap();
+        record.leases.insert(MACS[1].to_owned(), lease("db", [10, 1, 2, 3]));
+        record.hosts.insert("beta".parse().unwrap(), [("x".to_owned(), lease("far", [10, 1, 2, 4]))].into());
+        let web = machine("web", MACS[0], MachineState::Running);
+        record.assign(std::slice::from_ref(&web), false);
+        for (bad, reason) in [
+            ("10.1.2.3/29", "db has"),
+            ("10.1.2.4/29", "far has"),
+            ("10.1.2.1/29", "is itself"),
+            ("10.1.2.0/29", "no address"),
+            ("10.1.2.7/29", "no address"),
+            ("10.1.2.9/29", "no address"),
+            ("10.1.2.5/24", "no address"),
+        ] {
+            let refused = record.reserve(MACS[0], &web.name, net(bad)).unwrap_err().to_string();
+            assert!(refused.contains(reason), "{bad}: {refused}");
+        }
+        record.reserve(MACS[0], &web.name, net("10.1.2.6/29")).unwrap();
+        record.assign(&[web], false);
+        assert_eq!(record.leases[MACS[0]].address, Ipv4Addr::new(10, 1, 2, 6));
     }
 
     #[test]
