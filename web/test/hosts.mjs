@@ -27,6 +27,8 @@ async function typesIntoTheConsole(page) {
   await terminal.locator(".xterm-screen").waitFor();
   const answered = terminal.locator(".xterm-rows").getByText("whimbrel! browser");
   for (let turn = 0; turn < 60 && (await answered.count()) === 0; turn++) {
+    // On a busy host the page may have taken the keyboard back meanwhile.
+    await terminal.locator(".xterm-screen").click();
     await page.keyboard.type("whimbrel? browser ping\n");
     await page.waitForTimeout(500);
   }

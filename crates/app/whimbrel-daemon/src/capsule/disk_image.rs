@@ -64,9 +64,14 @@ pub(crate) fn disk_in(
     let io = |source| DaemonError::io("read", path, source);
     let mut file = file;
     let mut format = ImageFormat::of(&file).map_err(io)?;
-    if let ImageFormat::Compressed(_) = format {
+    if let ImageFormat::Compressed(compression) = format {
         file = decompressed(layout, (file, path), cancelled)?;
         format = ImageFormat::of(&file).map_err(io)?;
+        if format.is_tar() {
+            // Unpacked by its owner it may be a container image, which is read from its own file.
+            let source = ImageError::Unsupported { format: compression };
+            return Err(DaemonError::Image { path: path.to_owned(), source });
+        }
     }
     format.check_alone(&file).map_err(image_error(path))?;
     let disk = match format {
