@@ -109,6 +109,10 @@ export function StateBadge({ state }: { state: MachineState }) {
 export const moves = (machine: MachineInfo): boolean =>
   !!machine.protection || machine.state.kind === "loading" || machine.state.kind === "serving_pages";
 
+/** States in which the CPUs of a machine run. */
+const RUNNING = new Set<string>(["running", "loading", "migrating"]);
+export const runs = (machine: MachineInfo): boolean => RUNNING.has(machine.state.kind);
+
 export const stateText = (state: MachineState): string => state.kind.replaceAll("_", " ");
 
 export function Badge({ tone, text }: { tone: string; text: string }) {

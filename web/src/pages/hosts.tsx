@@ -2,7 +2,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { callAt, Failure, type HostPlace, hostPlaces } from "../api";
 import { age, bytes, plural } from "../format";
-import { Head, Section, StateBadge, stateText, Table } from "../parts";
+import { Head, runs, Section, StateBadge, stateText, Table } from "../parts";
 import type { CallerInfo, HostInfo, MachineInfo } from "../schema";
 
 /** Interval of the questions. */
@@ -55,9 +55,6 @@ function useHosts(places: HostPlace[]): Map<string, Answered> {
   }, []);
   return answers;
 }
-
-const RUNNING = new Set<string>(["running", "loading", "migrating"]);
-const runs = (machine: MachineInfo): boolean => RUNNING.has(machine.state.kind);
 
 export function Hosts({ visit }: { visit: (host: string, place: string) => void }) {
   const places = hostPlaces();

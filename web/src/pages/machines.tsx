@@ -3,7 +3,7 @@ import { useState } from "preact/hooks";
 import { Actions } from "../actions";
 import { may } from "../api";
 import { age, bytes, percent, plural } from "../format";
-import { type Column, Head, Loaded, Section, StateBadge, stateText, Table, moves } from "../parts";
+import { type Column, Head, Loaded, runs, Section, StateBadge, stateText, Table, moves } from "../parts";
 import type { HostMachines, MachineInfo, TrustEntry } from "../schema";
 import { usePoll } from "../state";
 import { type Rates, useUsage } from "../usage";
@@ -25,9 +25,6 @@ function notes(machine: MachineInfo): string {
   return all.join(", ");
 }
 
-/** States in which the CPUs of a machine run here. */
-const RUNNING = new Set<string>(["running", "loading", "migrating"]);
-
 export function Machines() {
   const polled = usePoll<MachineInfo[]>("GET /v1/machines", [], 2000, (all) => all.some(moves));
   const [filter, setFilter] = useState("");
@@ -39,7 +36,7 @@ export function Machines() {
     `${one.name} ${stateText(one.state)} ${notes(one)}`.toLowerCase().includes(text),
   );
   const selected = shown.filter((one) => chosen.has(one.name));
-  const running = all.filter((one) => RUNNING.has(one.state.kind)).length;
+  const running = all.filter(runs).length;
   const toggle = (names: string[], on: boolean) => {
     const next = new Set(chosen);
     names.forEach((name) => (on ? next.add(name) : next.delete(name)));

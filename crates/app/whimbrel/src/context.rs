@@ -5,7 +5,9 @@ use std::{
     io::Read,
     path::{Path, PathBuf},
 };
-use whimbrel_client::{Client, RemoteHost};
+use whimbrel_api::{StopMode, StopRequest};
+use whimbrel_client::{Client, ClientError, RemoteHost};
+use whimbrel_core::MachineName;
 
 /// Longest file with a token.
 const TOKEN_MAX: u64 = 1024;
@@ -37,6 +39,14 @@ impl Context {
             remote,
             socket: cli.socket().to_owned(),
         })
+    }
+
+    /// Ends a machine that this command has made, and deletes it.
+    pub(crate) async fn discard(&self, name: &MachineName) -> Result<(), ClientError> {
+        let kill = StopRequest { mode: StopMode::Kill, ..StopRequest::default() };
+        // The machine may have stopped already; one that runs is not deleted.
+        let _ = self.client.stop(name, &kill).await;
+        self.client.delete_machine(name).await
     }
 }
 

@@ -14,6 +14,7 @@ mod commands;
 mod context;
 mod dirty_rate;
 mod doctor;
+mod end_signal;
 mod error;
 mod evacuation_text;
 mod first_boot;

@@ -20,10 +20,11 @@ use crate::{
 };
 use std::sync::Arc;
 use whimbrel_alignment::PageAlignment;
-use whimbrel_api::{DeriveRequest, MachineInfo, NicRequest, Profile};
+use whimbrel_api::{CloudInit, DeriveRequest, MachineInfo, NicRequest, Profile};
 use whimbrel_core::{ByteSize, CapsuleId, CdromDrives, Firmware, MachineConfig, NicConfig, PAGE_SIZE};
 use whimbrel_image::{ImageRef, Manifest};
 use whimbrel_store::StoredDisk;
+use whimbrel_vm::RunningMachine;
 
 /// Disks of a derived machine, what is beneath them, and the images that they begin as.
 struct DerivedDisks {
@@ -65,16 +66,27 @@ impl Daemon {
         let mut record = Record::new(request.name.clone(), config, disks.all.bases);
         record.origin = Some(capsule);
         record.settings = request.settings;
-        let mut live = self.boot_new(&record, request.cloud_init.as_ref())?;
-        if let Err(error) = live.set_stored_bases(&disks.images) {
-            live.end();
-            folder::delete(&self.directories, &request.name)?;
-            return Err(error.into());
-        }
+        let live = self.boot_derived(&record, &disks.images, request.cloud_init.as_ref())?;
         let nic = record.config.nics.first().cloned();
         let machine = self.register_started(record, live)?;
         self.connect((&request.name, nic.as_ref()), request.cloud_init.as_ref(), request.publish)?;
         Ok(machine.info())
+    }
+
+    /// Boots a derived machine whose disks begin as these images. On failure nothing of it is left.
+    fn boot_derived(
+        &self,
+        record: &Record,
+        images: &[ImageRef],
+        cloud_init: Option<&CloudInit>,
+    ) -> Result<RunningMachine, DaemonError> {
+        let mut live = self.boot_new(record, cloud_init)?;
+        if let Err(error) = live.set_stored_bases(images) {
+            live.end();
+            folder::delete(&self.directories, &record.name)?;
+            return Err(error.into());
+        }
+        Ok(live)
     }
 
     /// The disks of the capsule without media of CD-ROM drives, and a seed disk if the request has one.

@@ -37,23 +37,7 @@ const NAMESERVERS_MAX: usize = 3;
 
 /// Checks what a user wants the guest to be told; `has_port` is whether the machine has a network port.
 pub(crate) fn check(wanted: &CloudInit, has_port: bool) -> Result<(), DaemonError> {
-    if let Some(name) = wanted.hostname.as_ref().filter(|name| !is_hostname(name)) {
-        let shown: String = name.chars().take(80).collect();
-        return Err(DaemonError::invalid(format!(
-            "{shown:?} is no host name: labels of letters, digits and hyphens, with dots between them"
-        )));
-    }
-    if let Some(wanted_address) = &wanted.address {
-        if wanted.network_config.is_some() {
-            let text =
-                "an address and a network configuration exclude each other: put the address into the file";
-            return Err(DaemonError::invalid(text));
-        }
-        if !has_port {
-            return Err(DaemonError::invalid("the machine has no network port that could have the address"));
-        }
-        parse_address(wanted_address)?;
-    }
+    check_names(wanted, has_port)?;
     let texts = [("user data", &wanted.user_data), ("network configuration", &wanted.network_config)];
     for (what, text) in texts {
         if text.as_ref().is_some_and(|text| text.len() > TEXT_MAX) {
@@ -77,6 +61,28 @@ pub(crate) fn check(wanted: &CloudInit, has_port: bool) -> Result<(), DaemonErro
         ))),
         None => Ok(()),
     }
+}
+
+/// Checks the host name and the address that the guest is told.
+fn check_names(wanted: &CloudInit, has_port: bool) -> Result<(), DaemonError> {
+    if let Some(name) = wanted.hostname.as_ref().filter(|name| !is_hostname(name)) {
+        let shown: String = name.chars().take(80).collect();
+        return Err(DaemonError::invalid(format!(
+            "{shown:?} is no host name: labels of letters, digits and hyphens, with dots between them"
+        )));
+    }
+    if let Some(wanted_address) = &wanted.address {
+        if wanted.network_config.is_some() {
+            let text =
+                "an address and a network configuration exclude each other: put the address into the file";
+            return Err(DaemonError::invalid(text));
+        }
+        if !has_port {
+            return Err(DaemonError::invalid("the machine has no network port that could have the address"));
+        }
+        parse_address(wanted_address)?;
+    }
+    Ok(())
 }
 
 /// IPv4 address that the guest is told, if it is told one.

@@ -14,7 +14,7 @@ use serde::Serialize;
 use std::{process::Stdio, time::Instant};
 use whimbrel_api::{
     CapsuleInfo, CapsuleRef, CloneNetwork, CloneRequest, ExecRequest, OperationResult, OperationState,
-    ResumeMode, StopMode, StopRequest,
+    ResumeMode,
 };
 use whimbrel_client::ClientError;
 use whimbrel_core::{CapsuleId, MachineName};
@@ -132,9 +132,7 @@ impl Args {
                 Err(CliError::Cancelled { left: format!("{clone} is deleted, nothing else was changed") })
             }
         };
-        let kill = StopRequest { mode: StopMode::Kill, ..StopRequest::default() };
-        context.client.stop(clone, &kill).await?;
-        context.client.delete_machine(clone).await?;
+        context.discard(clone).await?;
         code
     }
 

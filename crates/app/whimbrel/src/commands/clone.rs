@@ -9,7 +9,7 @@ use crate::{
 use clap::ValueEnum;
 use whimbrel_api::{
     CapsuleRef, CloneNetwork, CloneRequest, CloudInit, DeriveRequest, GoldenMatch, MachineInfo, MatchRequest,
-    PullRequest, ResumeMode, StopMode, StopRequest, Terms,
+    PullRequest, ResumeMode, Terms,
 };
 use whimbrel_core::{HostName, MachineName};
 
@@ -156,14 +156,8 @@ async fn boot(
 
 /// Removes the clones that were made before one failed.
 async fn remove(context: &Context, made: &[MachineInfo]) {
-    let kill = StopRequest { mode: StopMode::Kill, ..StopRequest::default() };
     for name in made.iter().map(|machine| &machine.name) {
-        let removed = async {
-            // One that has stopped by itself can be deleted as well.
-            let _ = context.client.stop(name, &kill).await;
-            context.client.delete_machine(name).await
-        };
-        if let Err(error) = removed.await {
+        if let Err(error) = context.discard(name).await {
             let hint = format!("`whimbrel stop {name} --kill; whimbrel delete {name}` removes it");
             context.output.remark(&format!("{name} was made before that, and stays: {error}\n{hint}"));
         }

@@ -30,7 +30,7 @@ use std::{
 use whimbrel_api::{
     CapsuleInfo, CheckpointRequest, CloudInit, DeriveRequest, ErrorCode, ExecRequest, ExecResult,
     IMAGE_LABEL, ImageName, OperationResult, OperationState, PROGRAM_LABEL, ResumeMode, ResumeRequest,
-    StopMode, StopRequest, USER_LABEL,
+    StopRequest, USER_LABEL,
 };
 use whimbrel_client::ClientError;
 use whimbrel_core::{ByteSize, CapsuleId, Digest, MachineName, RefName};
@@ -474,10 +474,7 @@ impl Build<'_> {
     }
 
     async fn remove_machine(&self) -> Result<(), CliError> {
-        let kill = StopRequest { mode: StopMode::Kill, ..StopRequest::default() };
-        // The machine may have stopped already; one that runs is not deleted.
-        let _ = self.context.client.stop(&self.machine, &kill).await;
-        self.context.client.delete_machine(&self.machine).await?;
+        self.context.discard(&self.machine).await?;
         // The name by which the newest capsule of the machine stays known: the image, or a state.
         let Ok(name) = self.machine.as_str().parse::<RefName>() else { return Ok(()) };
         match self.context.client.remove(&name).await {

@@ -8,12 +8,13 @@ mod listener;
 mod lists;
 mod publisher;
 
-use crate::{argument_types::absolute, context::Context, error::CliError, table::table};
+use crate::{
+    argument_types::absolute, context::Context, end_signal::told_to_end, error::CliError, table::table,
+};
 use lists::PublishedImage;
 use publisher::Publisher;
 use serde::Serialize;
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
-use tokio::signal::unix::{SignalKind, signal};
 use whimbrel_api::ImageName;
 use whimbrel_core::error_chain;
 
@@ -80,15 +81,11 @@ impl Args {
         let served = Served { folder: &self.folder, address, images: &images };
         context.output.result(&served, describe)?;
         let Some(bound) = bound else { return Ok(()) };
-        let signals = [SignalKind::terminate(), SignalKind::interrupt()].map(signal);
-        let [Ok(mut terminate), Ok(mut interrupt)] = signals else {
-            return Err(CliError::io("watch for signals")(std::io::ErrorKind::Other.into()));
-        };
+        let end = told_to_end()?;
         tokio::select! {
             () = listener::serve(bound, self.folder.clone()) => Ok(()),
             ended = keep_up(context, &mut publisher, images.clone()) => ended,
-            _ = terminate.recv() => Ok(()),
-            _ = interrupt.recv() => Ok(()),
+            () = end => Ok(()),
         }
     }
 }

@@ -9,9 +9,11 @@ use super::{
     dial_stdio,
     serve::{exports::ExportServer, upstream::Upstream},
 };
-use crate::{argument_types::DurationArg, context::Context, error::CliError, metrics::MetricsListener};
-use std::{io, net::SocketAddr, path::PathBuf, time::Duration};
-use tokio::signal::unix::{SignalKind, signal};
+use crate::{
+    argument_types::DurationArg, context::Context, end_signal::told_to_end, error::CliError,
+    metrics::MetricsListener,
+};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use whimbrel_core::ByteSize;
 use whimbrel_session::server::ExportAccess;
 use whimbrel_wire::PublicKey;
@@ -101,16 +103,12 @@ impl Args {
                 hint: "name that directory".to_owned(),
             });
         };
-        let signals = [SignalKind::terminate(), SignalKind::interrupt()].map(signal);
-        let [Ok(mut terminate), Ok(mut interrupt)] = signals else {
-            return Err(CliError::io("watch for signals")(io::ErrorKind::Other.into()));
-        };
+        let end = told_to_end()?;
         let mut upstream = Upstream::start(target, dir, &self.mount_option).await?;
         let ended = tokio::select! {
             served = self.serve_dirs(context) => Some(served),
             failure = upstream.ended() => return Err(failure),
-            _ = terminate.recv() => None,
-            _ = interrupt.recv() => None,
+            () = end => None,
         };
         let written = upstream.end().await;
         match (ended, written) {

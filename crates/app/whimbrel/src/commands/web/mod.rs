@@ -4,16 +4,14 @@ mod relay;
 
 use crate::{
     context::{Context, read_token},
+    end_signal::told_to_end,
     error::CliError,
 };
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use relay::{PageHost, Relay};
 use serde::Serialize;
 use std::{collections::BTreeSet, net::SocketAddr, path::PathBuf, str::FromStr};
-use tokio::{
-    net::TcpListener,
-    signal::unix::{SignalKind, signal},
-};
+use tokio::net::TcpListener;
 use whimbrel_client::{ApiAddress, Client, Fingerprint, RemoteHost};
 
 const EXAMPLES: &str = "\
@@ -102,15 +100,11 @@ impl Args {
         let password = URL_SAFE_NO_PAD.encode(rand::random::<[u8; 24]>());
         let served = Served { address: format!("http://{place}/"), password: &password, hosts: &hosts };
         context.output.result(&served, describe)?;
-        let signals = [SignalKind::terminate(), SignalKind::interrupt()].map(signal);
-        let [Ok(mut terminate), Ok(mut interrupt)] = signals else {
-            return Err(CliError::io("watch for signals")(std::io::ErrorKind::Other.into()));
-        };
+        let end = told_to_end()?;
         let router = Relay { password, hosts }.router();
         tokio::select! {
             ended = axum::serve(listener, router).into_future() => ended.map_err(CliError::io("serve the page")),
-            _ = terminate.recv() => Ok(()),
-            _ = interrupt.recv() => Ok(()),
+            () = end => Ok(()),
         }
     }
 }

@@ -8,7 +8,9 @@ use axum::{
     Router,
     body::Body,
     extract::{Path, State},
-    http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, header, response::Parts},
+    http::{
+        HeaderMap, HeaderName, HeaderValue, Request, StatusCode, header, request::Builder, response::Parts,
+    },
     response::{IntoResponse, Response},
     routing::{any, get},
 };
@@ -133,19 +135,8 @@ async fn pass_on(
     let Some(path) = request.uri().path_and_query().and_then(|path| api_path(path.as_str())) else {
         return refuse(&ApiError::new(ErrorCode::NotFound, "only calls of the API are passed on"));
     };
-    let mut passed = Request::builder().method(request.method()).uri(path);
-    for name in PASSED_ON {
-        if let Some(value) = request.headers().get(&name) {
-            passed = passed.header(name, value);
-        }
-    }
+    let passed = head_of(&request, path);
     let browser = request.headers().contains_key(header::UPGRADE).then(|| hyper::upgrade::on(&mut request));
-    if browser.is_some() {
-        passed = passed.header(header::CONNECTION, "upgrade");
-        if let Some(protocols) = subprotocols(request.headers()) {
-            passed = passed.header(header::SEC_WEBSOCKET_PROTOCOL, protocols);
-        }
-    }
     match host.client.pass_on(passed, request.into_body()).await {
         Ok(mut answer) => {
             if let (StatusCode::SWITCHING_PROTOCOLS, Some(browser)) = (answer.status(), browser) {
@@ -156,6 +147,24 @@ async fn pass_on(
         }
         Err(error) => refuse(&ApiError::from_error(ErrorCode::Unreachable, &error)),
     }
+}
+
+/// What is passed on of a request beside its body, for this path at its host.
+fn head_of(request: &Request<Body>, path: &str) -> Builder {
+    let headers = request.headers();
+    let mut passed = Request::builder().method(request.method()).uri(path);
+    for name in PASSED_ON {
+        if let Some(value) = headers.get(&name) {
+            passed = passed.header(name, value);
+        }
+    }
+    if headers.contains_key(header::UPGRADE) {
+        passed = passed.header(header::CONNECTION, "upgrade");
+        if let Some(protocols) = subprotocols(headers) {
+            passed = passed.header(header::SEC_WEBSOCKET_PROTOCOL, protocols);
+        }
+    }
+    passed
 }
 
 /// Path and query of a call at its host, from those at the relay. As they came: a name in it stays encoded.
