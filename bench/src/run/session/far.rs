@@ -38,6 +38,8 @@ pub(super) struct Line {
 const LAN: Duration = Duration::from_micros(100);
 pub(super) const LAN_100: Line = Line { mbit: 100, one_way: LAN };
 pub(super) const LAN_1000: Line = Line { mbit: 1000, one_way: LAN };
+/// As fast as the test kit's link is.
+pub(super) const FAST: Line = Line { mbit: 10_000, one_way: Duration::ZERO };
 pub(super) const WAN_30: Line = Line { mbit: 30, one_way: ONE_WAY };
 pub(super) const WAN_100: Line = Line { mbit: 100, one_way: ONE_WAY };
 
