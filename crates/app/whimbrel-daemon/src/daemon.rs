@@ -257,10 +257,7 @@ impl Daemon {
         record.self_service = request.self_service.clone();
         record.settings = request.settings.clone();
         let live = self.boot_new(&record, request.cloud_init.as_ref())?;
-        let nic = record.config.nics.first().cloned();
-        let machine = self.register_started(record, live)?;
-        self.connect((&request.name, nic.as_ref()), request.cloud_init.as_ref(), request.publish)?;
-        Ok(machine.info())
+        self.register_new((record, live), request.cloud_init.as_ref(), request.publish)
     }
 
     /// Refuses what a guest cannot be told, or an address that it cannot have in its network.
@@ -275,32 +272,42 @@ impl Daemon {
         address.map_or(Ok(()), |address| self.networks.check_address(bridge, address))
     }
 
-    /// Gives a new machine, in its first port, the address that its guest was told, and publishes its ports.
-    /// If that fails, nothing of the machine is left.
-    pub(crate) fn connect(
-        &self,
-        (name, nic): (&MachineName, Option<&NicConfig>),
+    /// Registers a new machine, which has in its first port the address that its guest was told, and publishes
+    /// its ports. If that fails, nothing of the machine is left.
+    pub(crate) fn register_new(
+        self: &Arc<Self>,
+        (record, live): (Record, RunningMachine),
         cloud_init: Option<&CloudInit>,
         publish: Vec<PortRequest>,
-    ) -> Result<(), DaemonError> {
-        let reserve = || match (cloud_init::ipv4_of(cloud_init), nic) {
-            (Some(address), Some(nic)) => self.reserve_address(name, nic, address),
-            _ => Ok(()),
+    ) -> Result<MachineInfo, DaemonError> {
+        let name = record.name.clone();
+        let machine = match cloud_init::ipv4_of(cloud_init).zip(record.config.nics.first().cloned()) {
+            None => self.register_started(record, live)?,
+            Some((address, nic)) => {
+                // Before a processor runs, and before a record says that the machine is there: a daemon that
+                // dies leaves an address without a machine, which nobody keeps, and not a machine without its own.
+                let _steady = self.networks.hold_steady();
+                if let Err(error) = self.networks.reserve(&name, &nic, address) {
+                    live.end();
+                    folder::delete(&self.directories, &name)?;
+                    return Err(error);
+                }
+                self.register_started(record, live)?
+            }
         };
         let ports = PortsRequest { publish, unpublish: Vec::new() };
-        let publish = || match ports.publish.is_empty() {
-            true => Ok(()),
-            false => self.change_ports(name, &ports).map(drop),
-        };
-        if let Err(error) = reserve().and_then(|()| publish()) {
-            let stopped = self.stop(name, StopRequest { mode: StopMode::Kill, ..StopRequest::default() });
-            if let Err(left) = stopped.and_then(|_| self.delete(name)) {
+        if ports.publish.is_empty() {
+            return Ok(machine.info());
+        }
+        if let Err(error) = self.change_ports(&name, &ports) {
+            let stopped = self.stop(&name, StopRequest { mode: StopMode::Kill, ..StopRequest::default() });
+            if let Err(left) = stopped.and_then(|_| self.delete(&name)) {
                 let left = &left as &dyn std::error::Error;
-                tracing::error!(machine = %name, error = left, "a machine without its ports or its address could not be removed");
+                tracing::error!(machine = %name, error = left, "a machine without its ports could not be removed");
             }
             return Err(error);
         }
-        Ok(())
+        Ok(machine.info())
     }
 
     /// Boots a machine for the first time. On failure nothing of it is left.

@@ -67,10 +67,7 @@ impl Daemon {
         record.origin = Some(capsule);
         record.settings = request.settings;
         let live = self.boot_derived(&record, &disks.images, request.cloud_init.as_ref())?;
-        let nic = record.config.nics.first().cloned();
-        let machine = self.register_started(record, live)?;
-        self.connect((&request.name, nic.as_ref()), request.cloud_init.as_ref(), request.publish)?;
-        Ok(machine.info())
+        self.register_new((record, live), request.cloud_init.as_ref(), request.publish)
     }
 
     /// Boots a derived machine whose disks begin as these images. On failure nothing of it is left.

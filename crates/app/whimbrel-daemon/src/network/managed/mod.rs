@@ -351,8 +351,15 @@ impl ManagedNetworks {
         network.map_or(Ok(()), |network| network.record.check_address(None, wanted))
     }
 
-    /// Gives a port of a machine its address, if it is in a managed network.
-    fn reserve(&self, name: &MachineName, nic: &NicConfig, wanted: Ipv4Net) -> Result<(), DaemonError> {
+    /// Gives a port of a machine the address that its guest was told, if it is in a managed network: that would
+    /// else give it another one, and drop what it sends from its own. An address of a machine that is not there
+    /// stays as long as the caller holds the networks steady.
+    pub(crate) fn reserve(
+        &self,
+        name: &MachineName,
+        nic: &NicConfig,
+        wanted: Ipv4Net,
+    ) -> Result<(), DaemonError> {
         let mut table = self.table();
         let Some(network) = nic.bridge.as_ref().and_then(|bridge| table.get_mut(bridge)) else {
             return Ok(());
@@ -472,18 +479,6 @@ impl Daemon {
         self.networks.delete(name, &self.all_infos())?;
         self.keep_links();
         Ok(())
-    }
-
-    /// Gives a machine of this host the address that its guest was told. A managed network would else give it
-    /// another one, and drop what it sends from its own.
-    pub(crate) fn reserve_address(
-        &self,
-        name: &MachineName,
-        nic: &NicConfig,
-        wanted: Ipv4Net,
-    ) -> Result<(), DaemonError> {
-        let _steady = self.networks.hold_steady();
-        self.networks.reserve(name, nic, wanted)
     }
 
     pub(crate) fn change_ports(
