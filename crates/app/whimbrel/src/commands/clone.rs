@@ -7,6 +7,11 @@ use crate::{
     machine_text, operation,
 };
 use clap::ValueEnum;
+use std::pin::pin;
+use tokio::{
+    select,
+    signal::unix::{SignalKind, signal},
+};
 use whimbrel_api::{
     CapsuleRef, CloneNetwork, CloneRequest, CloudInit, DeriveRequest, GoldenMatch, MachineInfo, MatchRequest,
     PullRequest, ResumeMode, Terms,
@@ -142,16 +147,40 @@ async fn boot(
     };
     let requests = (1..=count).map(request).collect::<Result<Vec<_>, CliError>>()?;
     let mut made: Vec<MachineInfo> = Vec::new();
-    for request in &requests {
-        match context.client.derive(request).await {
-            Ok(machine) => made.push(machine),
-            Err(error) => {
-                remove(context, &made).await;
-                return Err(error.into());
-            }
+    if let Err(error) = make_all(context, &requests, &mut made).await {
+        if !matches!(error, CliError::Interrupted { .. }) {
+            remove(context, &made).await;
         }
+        return Err(error);
     }
     context.output.result(&made, |made| made.iter().map(machine_text::sentence).collect())
+}
+
+/// Makes the clones. Ctrl-C ends that when the one that is under way is there; a second one does not wait.
+async fn make_all(
+    context: &Context,
+    requests: &[DeriveRequest],
+    made: &mut Vec<MachineInfo>,
+) -> Result<(), CliError> {
+    let mut interrupts = signal(SignalKind::interrupt()).map_err(CliError::io("watch for Ctrl-C"))?;
+    for request in requests {
+        let mut derive = pin!(context.client.derive(request));
+        let (outcome, cancelled) = select! {
+            outcome = &mut derive => (outcome, false),
+            _ = interrupts.recv() => {
+                context.output.remark("removing the clones; Ctrl-C again exits and leaves them");
+                select! {
+                    outcome = &mut derive => (outcome, true),
+                    _ = interrupts.recv() => return Err(CliError::Interrupted { operation: None }),
+                }
+            }
+        };
+        made.push(outcome?);
+        if cancelled {
+            return Err(CliError::Cancelled { left: "no clone is left".to_owned() });
+        }
+    }
+    Ok(())
 }
 
 /// Removes the clones that were made before one failed.
