@@ -1,15 +1,19 @@
 //! CD-ROM drives, Secure Boot, and machines with the devices of real computers.
 
-use crate::protect::{end_qemu, wait_epochs};
+use crate::{
+    network::{ask, ask_for},
+    protect::{end_qemu, wait_epochs},
+};
 use std::{
-    fs::File,
-    path::Path,
+    fs::{self, File},
+    net::Ipv4Addr,
+    path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
 };
 use whimbrel_e2e::{Cluster, GUEST_ADDRESS, HostProcess, PATIENCE, console, wait_reborn};
 use whimbrel_testkit::guest::{
-    CheckResult, GuestFiles, GuestOptions, Identity, assert_same_life, image, signed_medium,
+    CheckResult, GuestFiles, GuestOptions, Identity, Work, assert_same_life, image, signed_medium,
 };
 
 /// Words of a kernel that was started by UEFI with Secure Boot (Linux, `drivers/firmware/efi/libstub`).
@@ -151,6 +155,82 @@ fn a_machine_with_the_devices_of_real_computers_goes_wherever_machines_go() {
     gamma.run(&["start", "web"]);
     console(gamma, "web").wait_ready(PATIENCE).expect("a guest that is up");
     alpha.run(&["resume", "early", "--name", "web"]);
+    assert_same_life(&born, &checked(alpha));
+}
+
+/// A file that a drive reads, with `word` at its beginning. Each has another size.
+fn medium(cluster: &Cluster, word: &str) -> PathBuf {
+    let path = cluster.disk.path().join(format!("{word}.iso"));
+    fs::write(&path, word.repeat(100_000)).expect("a medium");
+    path
+}
+
+/// Lines for the shell of the guest. An open drive is locked.
+const WORD: &str = "head -c 5 /dev/sr0";
+const OPEN: &str = "sleep 1000 </dev/sr0 >/dev/null 2>&1 & echo opened";
+const CLOSE: &str = "killall sleep && echo closed";
+
+#[test]
+fn a_machine_that_runs_gets_another_cdrom_once_it_lets_go_of_the_one_that_it_reads() {
+    let mut cluster = Cluster::start(&["alpha", "beta"]);
+    let [first, second, third] = ["first", "other", "third-one"].map(|word| medium(&cluster, word));
+    let alpha = cluster.host("alpha");
+    let guest: Ipv4Addr = GUEST_ADDRESS.parse().expect("an address");
+    let files = GuestFiles::generic();
+    let address = Some(format!("{GUEST_ADDRESS}/24"));
+    let options = GuestOptions { address, work: Work::GuestAgent, ..GuestOptions::default() }.to_string();
+    let run = ["run", "web", "--memory", "256M", "--net", "br0", "--cdrom", text(&first)];
+    let boot = ["--kernel", text(&files.kernel), "--initrd", text(&files.initrd), "--append", &options];
+    alpha.run(&[&run[..], &boot].concat());
+    console(alpha, "web").wait_ready(PATIENCE).expect("a guest that is up");
+    console(alpha, "web").write(50).expect("a first life");
+    let born = checked(alpha);
+    let client = cluster.lab.host("client");
+    ask_for(client, guest, WORD, "first");
+    alpha.run(&["checkpoint", "web", "--tag", "early"]);
+    for (change, way) in [
+        (&["--eject"][..], "each gets another medium"),
+        (&["--cdrom", text(&second)], "add --eject"),
+        (&["--eject", "--cdrom", text(&second), "--cdrom", text(&second)], "it has 1, and 2"),
+        (&["--eject", "--cdrom", text(&second), "--add-disk", "8M"], "must be stopped"),
+        (&["--eject", "--cdrom", "/nowhere.iso"], "/nowhere.iso"),
+    ] {
+        let refusal = alpha.refuse(&[&["set", "web"][..], change].concat());
+        assert!(refusal.text.contains(way), "{refusal:?}");
+    }
+
+    ask_for(client, guest, OPEN, "opened");
+    let change = ["set", "web", "--eject", "--cdrom", text(&second)];
+    let refusal = alpha.refuse(&change);
+    assert!(refusal.text.contains("let go"), "{refusal:?}");
+    assert!(ask(client, guest, WORD).contains("first"), "the medium of before is gone");
+    ask_for(client, guest, CLOSE, "closed");
+    alpha.run(&change);
+    ask_for(client, guest, WORD, "other");
+    assert_eq!(disks(alpha), [true]);
+    alpha.run(&["migrate", "web", "beta"]);
+    ask_for(client, guest, WORD, "other");
+    assert_same_life(&born, &checked(cluster.host("beta")));
+
+    // A daemon that dies meanwhile leaves the change to the next one.
+    let beta = cluster.host("beta");
+    beta.hold_at("device");
+    let mut changing = beta.begin(&["set", "web", "--eject", "--cdrom", text(&third)]);
+    beta.wait_held("device");
+    cluster.host_mut("beta").kill_daemon();
+    assert!(!changing.wait().expect("an end").success());
+    cluster.host("beta").release("device");
+    cluster.host_mut("beta").start_daemon();
+    let [alpha, beta] = ["alpha", "beta"].map(|name| cluster.host(name));
+    let client = cluster.lab.host("client");
+    ask_for(client, guest, WORD, "third");
+    beta.run(&["suspend", "web"]);
+    beta.run(&["resume", "web"]);
+    ask_for(client, guest, WORD, "third");
+    assert_same_life(&born, &checked(beta));
+    beta.run(&["stop", "web", "--kill"]);
+    alpha.run(&["resume", "early", "--name", "web"]);
+    ask_for(client, guest, WORD, "first");
     assert_same_life(&born, &checked(alpha));
 }
 

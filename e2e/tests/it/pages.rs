@@ -198,7 +198,7 @@ fn disks(image: &PublishedImage, homes: &Path) {
     for name in ["old.qcow2", "old-data.qcow2", "disk.qcow2", "debian-12-generic-amd64.qcow2"] {
         fs::copy(&packed, folder.join(name)).expect("an image of another program");
     }
-    for name in ["web.img", "debian.iso", "rescue.iso"] {
+    for name in ["web.img", "debian.iso", "rescue.iso", "drivers.iso"] {
         fs::hard_link(&raw, folder.join(name)).expect("another name");
     }
     let boot = GuestFiles::with_qemu_ga().expect("qemu-ga on this host: scripts/bootstrap installs it");

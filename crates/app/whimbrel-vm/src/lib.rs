@@ -31,7 +31,7 @@ pub use exchange::{
 pub use running::{
     AgentCommands, AgentError, ArrivalKind, BalloonGoal, CapsuleCapture, CapsuleImages, CaptureBreaks,
     CapturedArrays, ConnectTunnel, DiskBase, DiskTraffic, Failpoint, GuestAgent, GuestRequests,
-    LaunchOptions, MachineDescription, MachineDirs, MachinePlace, MachineSetup, NetworkPort, Overlay,
+    LaunchOptions, MachineDescription, MachineDirs, MachinePlace, MachineSetup, Medium, NetworkPort, Overlay,
     PagerView, PausableMachine, PortTarget, PrestartedQemu, ProcessRecord, QemuDirs, RamFile, RequestSlot,
     Reservation, Reservations, RunningDisk, RunningError, RunningMachine, RunningMemory, RuntimeMark,
     StoppedDisk, StoreKey, TPM_DISK, Template, TemplateKey, Templates, Traffic, TrafficView, Tunnel,

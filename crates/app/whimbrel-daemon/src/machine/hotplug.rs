@@ -1,7 +1,8 @@
-//! Disks and network ports that a machine gets, or loses, while it runs.
+//! Disks and network ports that a machine gets, or loses, while it runs, and media of its CD-ROM drives.
 //!
 //! The record has a device from before the machine gets it until after it has lost it. A daemon that starts
-//! adds what a machine lacks of its record, so a crash in between adds the device, or leaves it.
+//! adds what a machine lacks of its record, so a crash in between adds the device, or leaves it. Media are
+//! changed again then.
 
 use crate::{
     core::error::DaemonError,
@@ -14,7 +15,7 @@ use crate::{
 };
 use whimbrel_api::HardwareChange;
 use whimbrel_core::{ByteSize, DeviceModel, Firmware, HotplugBridge, MachineConfig, NicConfig};
-use whimbrel_vm::{Failpoint, StoppedDisk};
+use whimbrel_vm::{Failpoint, Medium, RunningMachine, StoppedDisk};
 
 /// Bridge of a machine that boots with this firmware. The loader of micro machines knows no bridges.
 pub(crate) fn bridge_of(firmware: &Firmware) -> Option<HotplugBridge> {
@@ -53,6 +54,9 @@ impl Daemon {
         for size in &change.add_disks {
             self.add_disk(turn, size)?;
         }
+        if change.eject {
+            self.change_media(turn, wanted)?;
+        }
         turn.record.settings = wanted.settings.clone();
         turn.record.save(&self.directories)
     }
@@ -88,6 +92,41 @@ impl Daemon {
         })
     }
 
+    /// Puts the media that `wanted` has into the CD-ROM drives.
+    fn change_media(&self, turn: &mut MachineLock<'_>, wanted: &Record) -> Result<(), DaemonError> {
+        let (record, running) = turn.parts()?;
+        (record.config.disks, record.bases) = (wanted.config.disks.clone(), wanted.bases.clone());
+        record.changes_media = true;
+        let saved = record.save(&self.directories);
+        Failpoint::Device.reached();
+        let changed = saved.and_then(|()| Ok(running.change_media(media_of(record), false)?));
+        record.changes_media = false;
+        self.record_devices(turn).and(changed)
+    }
+
+    /// Makes the overlays of media that an earlier daemon was putting into drives when it died.
+    pub(super) fn prepare_media(&self, record: &Record) {
+        let dirs = self.directories.machine_dirs(&record.name);
+        let first = count_without_media(&record.config);
+        let made = media_of(record).into_iter().enumerate().try_for_each(|(drive, (disk, base))| {
+            StoppedDisk::create((&dirs, &self.store), (first + drive, disk.size.0), &base)
+        });
+        made.unwrap_or_else(|error| not_changed(record, &error));
+    }
+
+    /// Changes the media again that an earlier daemon was changing when it died.
+    pub(super) fn finish_media(&self, record: &mut Record, running: Option<&mut RunningMachine>) {
+        record.changes_media = false;
+        let changed = running.map_or(Ok(()), |running| {
+            let changed = running.change_media(media_of(record), true);
+            (record.config, record.bases) = (running.config().clone(), running.disk_bases().to_vec());
+            changed
+        });
+        let saved = record.save(&self.directories);
+        let done = changed.map_err(DaemonError::from).and(saved);
+        done.unwrap_or_else(|error| not_changed(record, &error));
+    }
+
     /// Records the devices that the machine has.
     fn record_devices(&self, turn: &mut MachineLock<'_>) -> Result<(), DaemonError> {
         let (record, running) = turn.parts()?;
@@ -107,6 +146,16 @@ impl Daemon {
     }
 }
 
+fn not_changed(record: &Record, error: &(dyn std::error::Error + 'static)) {
+    tracing::error!(machine = %record.name, error, "could not finish a change of its CD-ROMs");
+}
+
+fn media_of(record: &Record) -> Vec<Medium> {
+    let first = count_without_media(&record.config);
+    let disks = record.config.disks.iter().cloned();
+    disks.zip(record.bases.iter().cloned()).skip(first).collect()
+}
+
 /// Refuses a change that no running machine takes, with the reason.
 fn check(config: &MachineConfig, change: &HardwareChange) -> Result<(), String> {
     let devices = HardwareChange {
@@ -114,11 +163,16 @@ fn check(config: &MachineConfig, change: &HardwareChange) -> Result<(), String> 
         remove_disk: change.remove_disk,
         add_nics: change.add_nics.clone(),
         remove_nics: change.remove_nics.clone(),
+        eject: change.eject,
+        add_cdroms: change.add_cdroms.clone(),
         ..HardwareChange::default()
     };
     if *change != devices {
-        return Err("only disks and network ports come and go while it runs".to_owned());
+        return Err(
+            "only disks, network ports and media of CD-ROM drives come and go while it runs".to_owned()
+        );
     }
+    check_media(config, change)?;
     if !change.add_disks.is_empty() && config.devices == DeviceModel::Emulated {
         return Err("its disks are SATA disks, which do not come and go".to_owned());
     }
@@ -137,6 +191,21 @@ fn check(config: &MachineConfig, change: &HardwareChange) -> Result<(), String> 
         }
     }
     Ok(())
+}
+
+/// Refuses media unless each drive gets another one.
+fn check_media(config: &MachineConfig, change: &HardwareChange) -> Result<(), String> {
+    let (drives, media) = (config.cdroms.disks.len(), change.add_cdroms.len());
+    match (change.eject, drives == media) {
+        (false, _) if media == 0 => Ok(()),
+        (false, _) if drives > 0 => Err("its drives have media: add --eject to take those out".to_owned()),
+        (false, _) => Err("it has no CD-ROM drive".to_owned()),
+        (true, true) if change.add_disks.is_empty() && change.remove_disk.is_none() => Ok(()),
+        (true, true) => Err("its last disks are the media of its CD-ROM drives".to_owned()),
+        (true, false) => Err(format!(
+            "its drives stay while it runs, and each gets another medium: it has {drives}, and {media} of --cdrom"
+        )),
+    }
 }
 
 /// Takes the last disk of a machine away, which `index` must be.

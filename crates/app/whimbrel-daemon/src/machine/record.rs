@@ -44,6 +44,10 @@ pub(crate) struct Record {
     /// Settings of its user on this host.
     #[serde(default, skip_serializing_if = "MachineSettings::is_empty")]
     pub(crate) settings: MachineSettings,
+    /// Whether the media of its CD-ROM drives are being changed while it runs: the drives may have those of
+    /// before.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) changes_media: bool,
     /// Memory size before the balloon was inflated, until it is restored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) squeezed_from: Option<ByteSize>,
@@ -143,6 +147,7 @@ impl Record {
             process: None,
             since_ms: crate::now_ms(),
             settings: MachineSettings::default(),
+            changes_media: false,
             squeezed_from: None,
             ballooned: None,
             self_service: SelfService::default(),

@@ -101,6 +101,9 @@ impl Daemon {
             left_over::discard_unfinished(self, &record);
             return Ok(());
         }
+        if record.changes_media {
+            self.prepare_media(&record);
+        }
         let waiting = left_over::waiting(self, &record);
         if record.owed.is_some() && record.process.is_some() && record.phase == Phase::Here {
             // A QEMU that waits for a page answers no command, and the host that has the page can only
@@ -138,6 +141,9 @@ impl Daemon {
             }
             _ => {
                 live.iter().for_each(RunningMachine::open_ports);
+                if record.changes_media {
+                    self.finish_media(&mut record, live.as_mut());
+                }
                 live.iter_mut().for_each(RunningMachine::unpause_after_restart);
                 live.iter().for_each(|live| self.restore_balloon(&mut record, live));
                 let events = live.as_ref().map(RunningMachine::events);

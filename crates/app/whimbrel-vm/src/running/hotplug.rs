@@ -48,18 +48,30 @@ impl RunningMachine {
     }
 
     fn serve_added_disk(&mut self, index: usize) -> Result<(), RunningError> {
+        let disk = self.open_added_disk(index, Overlay::Existing)?;
+        let added = self.qemu.add_disk(&self.setup.config, index);
+        added.map_err(|source| RunningError::qemu("add a disk", source))?;
+        self.keep_added_disk(disk);
+        Ok(())
+    }
+
+    /// Opens disk `index`, which comes after those that the machine has, and serves it.
+    pub(super) fn open_added_disk(
+        &mut self,
+        index: usize,
+        overlay: Overlay,
+    ) -> Result<RunningDisk, RunningError> {
         self.runtime_dir.add_disk(self.setup.config.disks[index].size)?;
         // Nothing of a disk that is new is on another host.
         let fetcher = self.setup.fetcher.take();
-        let overlay = Overlay::Existing;
         let opened = RunningDisk::open(&self.setup, &self.stall, index, overlay, &self.runtime_dir);
         self.setup.fetcher = fetcher;
-        let disk = opened?;
-        let added = self.qemu.add_disk(&self.setup.config, index);
-        added.map_err(|source| RunningError::qemu("add a disk", source))?;
+        opened
+    }
+
+    pub(super) fn keep_added_disk(&mut self, disk: RunningDisk) {
         self.dirty_logs.push(DirtyLog::new(disk.pages()));
         self.disks.push(disk);
-        Ok(())
     }
 
     /// Removes its last disk, which was added while it ran. The overlay stays.
@@ -71,7 +83,7 @@ impl RunningMachine {
         Ok(())
     }
 
-    fn forget_disk(&mut self, index: usize) {
+    pub(super) fn forget_disk(&mut self, index: usize) {
         let MachineSetup { config, bases, .. } = &mut self.setup;
         config.disks.truncate(index);
         bases.truncate(index);

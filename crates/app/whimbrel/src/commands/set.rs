@@ -25,10 +25,11 @@ Examples:
   whimbrel set web --remove-disk 1                        the disk, with all that is on it
   whimbrel set desk --eject                               after the installation
   whimbrel set desk --cdrom rescue.iso --boot cdrom
+  whimbrel set desk --eject --cdrom drivers.iso           the other CD-ROM, also while the machine runs
 
 Hardware changes while the machine is stopped; the next start boots it with that. A machine that runs gets disks and \
-network ports too, and loses the last that it got so, once its guest lets go of it. New disks are empty and come after \
-those that it has. A running machine gives up memory by `whimbrel balloon`.
+network ports too, and loses the last that it got so, once its guest lets go of it. Its CD-ROM drives stay, and get \
+other CD-ROMs. New disks are empty and come after those that it has. A running machine gives up memory by `whimbrel balloon`.
 
 A machine that another host has, or may have, is never started by itself. Neither is a suspended one. Settings stay \
 on this host when a machine moves.";

@@ -20,7 +20,7 @@ use std::{
 use whimbrel_core::MachineConfig;
 
 /// Time for a guest to let go of a device.
-const RELEASE: Duration = Duration::from_secs(20);
+pub(super) const RELEASE: Duration = Duration::from_secs(20);
 /// All devices that have an id.
 const DEVICES: &str = "/machine/peripheral";
 
@@ -44,23 +44,36 @@ pub enum HotplugError {
 impl Qemu {
     /// Adds disk `index` of the machine, whose NBD server is there already.
     pub fn add_disk(&self, config: &MachineConfig, index: usize) -> Result<(), HotplugError> {
+        let added = self.add_nodes(index, false);
+        let added = added.and_then(|()| self.add_device(&devices::disk(config, index)));
+        added.inspect_err(|_| self.forget_disk(index))
+    }
+
+    /// Adds what QEMU reads disk `index` through, in place of what is left of an earlier attempt.
+    pub(super) fn add_nodes(&self, index: usize, read_only: bool) -> Result<(), HotplugError> {
         self.forget_disk(index);
         let (disk, nbd) = (format!("disk{index}"), format!("disk{index}-nbd"));
         let server = json!({"type": "unix", "path": self.dir.seen_by_qemu(&disk)});
         let cache = json!({"direct": true});
-        let node = |name: &str, driver: &str| json!({"node-name": name, "driver": driver, "cache": cache, "discard": "unmap"});
+        let node = |name: &str, driver: &str| {
+            json!({
+                "node-name": name,
+                "driver": driver,
+                "cache": cache,
+                "discard": "unmap",
+                "read-only": read_only,
+            })
+        };
         let mut outer = node(&nbd, "nbd");
         outer["server"] = server;
         outer["export"] = json!("");
         outer["reconnect-delay"] = json!(devices::RECONNECT_DELAY);
         let mut raw = node(&disk, "raw");
         raw["file"] = json!(nbd);
-        let added = [outer, raw].into_iter().try_for_each(|node| {
+        [outer, raw].into_iter().try_for_each(|node| {
             self.qmp.execute("blockdev-add", node)?;
             Ok(())
-        });
-        let added = added.and_then(|()| self.add_device(&devices::disk(config, index)));
-        added.inspect_err(|_| self.forget_disk(index))
+        })
     }
 
     /// Removes disk `index` from the guest, which lets go of it first.
@@ -139,7 +152,7 @@ impl Qemu {
 
     /// Removes what QEMU reads a disk through. There is nothing else to do about a failure: a part that is in
     /// use stays.
-    fn forget_disk(&self, index: usize) {
+    pub(super) fn forget_disk(&self, index: usize) {
         for node in [format!("disk{index}"), format!("disk{index}-nbd")] {
             let _ = self.qmp.execute("blockdev-del", json!({"node-name": node}));
         }

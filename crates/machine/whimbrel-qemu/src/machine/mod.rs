@@ -3,6 +3,7 @@
 //! Dropping a [`Qemu`] leaves the machine running; [`Qemu::quit`] or [`Qemu::kill`] ends it. QEMU serves one
 //! control connection at a time, so there is one `Qemu` for each machine.
 
+mod cdrom;
 mod control;
 mod device_state;
 mod held_pipe;
