@@ -18,10 +18,13 @@ use serde_json::json;
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 use whimbrel_testkit::lab::Lab;
 
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Until a guest that goes on has lost its translations.
+const FLUSH: Duration = Duration::from_secs(2);
 
 /// A guest on `alpha`.
 pub(super) struct Control {
@@ -42,7 +45,12 @@ impl Control {
         let control = Self { side, debugger, _folder: folder };
         let before = control.flushes()?;
         control.interrupt()?;
-        ensure!(control.flushes()? > before, "this QEMU keeps its translations when a debugger stops it");
+        // A processor throws them away when it goes on, which may be after QEMU's answer.
+        let deadline = Instant::now() + FLUSH;
+        while control.flushes()? == before {
+            ensure!(Instant::now() < deadline, "this QEMU keeps its translations when a debugger stops it");
+            sleep(Duration::from_millis(20));
+        }
         Ok(control)
     }
 

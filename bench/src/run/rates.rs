@@ -3,7 +3,7 @@
 //!
 //! Total time, bytes and the downtime that a client sees. Of post-copy, time and bytes are up to when the
 //! last page is there. A full run takes some three hours: 800 moves, each of a freshly booted guest. Of a
-//! peer that does not come to its end in two minutes there is no row.
+//! peer that does not come to its end in two minutes, three times in a row, there is no row.
 
 use super::Context;
 use super::migrate::{Moved, linked};
@@ -28,6 +28,8 @@ const GUESTS: [(&str, Work); 2] = [
         Work::Dirty { region_mib: 64, pages_per_second: 2000, bytes_per_page: 4096 },
     ),
 ];
+/// Attempts at a move of a peer.
+const ATTEMPTS: usize = 3;
 const PEERS: [&str; 3] = ["QEMU pre-copy", "QEMU post-copy", "QEMU auto-converge"];
 
 /// The row.
@@ -87,16 +89,24 @@ fn measure(hosts: &Hosts, mbit: u64, (case, work): (&str, Work), times: usize) -
         measured.ours.push(peers::ours(hosts, options.clone(), &[]).context("whimbrel")?);
         for ((moves, way), peer) in measured.theirs.iter_mut().zip(ways).zip(PEERS) {
             let Some(done) = moves else { continue };
-            match way() {
-                Ok(moved) => done.push(moved),
-                Err(error) => {
-                    eprintln!("    {case}: {peer} has no row: {error:#}");
-                    *moves = None;
-                }
+            match again(way, (case, peer)) {
+                Some(moved) => done.push(moved),
+                None => *moves = None,
             }
         }
     }
     Ok(measured)
+}
+
+/// A move of a peer. One that fails is done again: of some, the guest now and then does not answer afterwards.
+fn again(way: &dyn Fn() -> Result<Moved>, (case, peer): (&str, &str)) -> Option<Moved> {
+    for _ in 0..ATTEMPTS {
+        match way() {
+            Ok(moved) => return Some(moved),
+            Err(error) => eprintln!("    {case}: {peer} failed: {error:#}"),
+        }
+    }
+    None
 }
 
 /// Rows of one guest over one link.
