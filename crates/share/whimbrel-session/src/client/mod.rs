@@ -24,6 +24,7 @@ pub(crate) mod namespace;
 mod policy;
 pub(crate) mod prefetch;
 mod session;
+mod session_error;
 pub(crate) mod write_back;
 
 pub use connection::server_connection::{ConnectionSettings, Connector};
@@ -36,5 +37,6 @@ pub use frontend::fuse_operations::FuseOperations;
 pub use frontend::nbd_exports::ExportStatus;
 pub use namespace::id_map::{IdKind, IdMap, IdMapError, IdPair};
 pub use policy::{Glob, MountSettings, Policy, Rule};
-pub use session::{Event, Session, SessionError, SessionOptions, SessionStatus};
+pub use session::{Event, Session, SessionOptions, SessionStatus};
+pub use session_error::SessionError;
 pub use write_back::kept_copy::{Keep, KeepError, KeptCopy, kept_copies, total};

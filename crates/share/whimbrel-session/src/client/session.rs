@@ -11,6 +11,7 @@ use super::{
     namespace::{id_map::IdMap, inodes::InodeTable},
     policy::{MountSettings, Policy},
     prefetch::{hints::Hints, read_history::ReadHistory, sibling_prefetch::PrefetchDistance},
+    session_error::{NO_CACHE_TEXT, SessionError},
     write_back::write_queue::WriteBack,
 };
 use crate::{
@@ -30,12 +31,9 @@ use std::{
 };
 use whimbrel_core::lock;
 use whimbrel_fuse::{Errno, Notifier};
-use whimbrel_wire::{CallError, ConnectError};
 
 /// Bytes in memory of a session without a cache: data in transit and readahead.
 const TRANSIT_CAPACITY: u64 = 16 << 20;
-/// Error for write-back in a session without a cache.
-const NO_CACHE_TEXT: &str = "write-back is not possible without a cache: use write none or through";
 
 /// Default round trip from which on a link counts as slow.
 const SLOW_ROUND_TRIP: Duration = Duration::from_millis(4);
@@ -46,60 +44,6 @@ const MOST_NAMES: usize = 3 << 17;
 
 /// Number of events retained.
 const MAX_EVENTS: usize = 1000;
-
-/// Reasons why a session cannot start.
-#[derive(Debug, thiserror::Error)]
-pub enum SessionError {
-    /// The server cannot be reached.
-    #[error("cannot reach {to}")]
-    Connect {
-        /// Address of the server.
-        to: String,
-        /// Cause reported by the connection.
-        source: Box<ConnectError>,
-    },
-    /// The server does not export that directory, or not to this client.
-    #[error("{to} refused to open a session")]
-    Open {
-        /// Address of the server.
-        to: String,
-        /// The server's answer.
-        source: CallError,
-    },
-    /// The cache cannot be used.
-    #[error("cannot use the cache in {}", dir.display())]
-    Cache {
-        /// Directory of the cache.
-        dir: PathBuf,
-        /// Cause reported by the cache.
-        source: CacheError,
-    },
-    /// The directory of the cache cannot be used.
-    #[error("cannot use the directory {}", dir.display())]
-    Directory {
-        /// Directory of the cache.
-        dir: PathBuf,
-        /// Cause reported by the system; `WouldBlock` if another session uses the directory.
-        source: io::Error,
-    },
-    /// Write-back needs a cache.
-    #[error("{NO_CACHE_TEXT}")]
-    NoCache,
-    /// Unsent data of an earlier session must be written back first.
-    #[error("the cache in {} has data that was not written back: mount it with a cache first", dir.display())]
-    UnsentData {
-        /// Directory of the cache.
-        dir: PathBuf,
-    },
-    /// Block size or number of blocks is out of range.
-    #[error("a cache of {capacity} bytes in blocks of {block} bytes is not possible")]
-    Geometry {
-        /// Size of a block in bytes.
-        block: u64,
-        /// Capacity in bytes.
-        capacity: u64,
-    },
-}
 
 /// Options of a session.
 #[derive(Debug, Clone)]

@@ -188,8 +188,8 @@ pub(in crate::client) struct FirstConnection {
 async fn open(
     connector: &dyn Connector,
     settings: &ConnectionSettings,
-) -> Result<(OpenSession, Opened, Told), crate::client::session::SessionError> {
-    use crate::client::session::SessionError as E;
+) -> Result<(OpenSession, Opened, Told), crate::client::SessionError> {
+    use crate::client::SessionError as E;
     let connection = connector
         .connect()
         .await
@@ -218,7 +218,7 @@ impl ServerConnection {
     pub(in crate::client) async fn start(
         connector: Arc<dyn Connector>,
         settings: ConnectionSettings,
-    ) -> Result<FirstConnection, crate::client::session::SessionError> {
+    ) -> Result<FirstConnection, crate::client::SessionError> {
         let asked_at = Instant::now();
         let (up, opened, told) = open(&*connector, &settings).await?;
         let link = Arc::new(Self {
