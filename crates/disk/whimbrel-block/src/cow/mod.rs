@@ -30,6 +30,7 @@ mod xts;
 
 pub use format::HeaderError;
 pub use overlay_files::{OverlayDir, OverlayError, OverlayFiles, OverlayKey};
+pub use xts::{CipherError, SectorCipher};
 
 use crate::device::push_extent;
 use crate::{
@@ -49,7 +50,6 @@ use std::{
     sync::Arc,
 };
 use whimbrel_core::{Digest, PAGE_SIZE, PageRun, PageSet};
-use xts::SectorCipher;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 

@@ -29,7 +29,7 @@ enum Direction {
 /// Error of the library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the cipher of the disk refused to work")]
-pub(super) struct CipherError;
+pub struct CipherError;
 
 /// State of the library for one direction, with its keys.
 struct Context(NonNull<EVP_CIPHER_CTX>);
@@ -86,26 +86,30 @@ impl Drop for Context {
     }
 }
 
-/// Cipher of one overlay. Threads take contexts from it, so that each works with its own.
-pub(super) struct SectorCipher {
+/// Cipher of one file. Threads take contexts from it, so that each works with its own.
+pub struct SectorCipher {
     keys: [u8; KEYS],
     encrypting: Mutex<Vec<Context>>,
     decrypting: Mutex<Vec<Context>>,
 }
 
 impl SectorCipher {
-    pub(super) fn new(keys: [u8; KEYS]) -> Self {
+    /// Bytes of a sector, the unit of encryption.
+    pub const SECTOR: usize = SECTOR;
+
+    /// Cipher with these two keys of 32 bytes. No two files may have the same.
+    pub fn new(keys: [u8; KEYS]) -> Self {
         Self { keys, encrypting: Mutex::default(), decrypting: Mutex::default() }
     }
 
     /// Encrypts complete sectors, of which `first` is the number of the first.
-    pub(super) fn encrypt(&self, first: u64, bytes: &mut [u8]) -> Result<(), CipherError> {
+    pub fn encrypt(&self, first: u64, bytes: &mut [u8]) -> Result<(), CipherError> {
         self.each(Direction::Encrypt, first, bytes)
     }
 
     /// Decrypts complete sectors. One of zeros stays so: that is a hole of the file, as no text has a
     /// ciphertext of zeros that anybody could find.
-    pub(super) fn decrypt(&self, first: u64, bytes: &mut [u8]) -> Result<(), CipherError> {
+    pub fn decrypt(&self, first: u64, bytes: &mut [u8]) -> Result<(), CipherError> {
         self.each(Direction::Decrypt, first, bytes)
     }
 

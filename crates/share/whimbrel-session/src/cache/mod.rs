@@ -14,6 +14,9 @@ mod barrier;
 mod block_cache;
 mod block_frames;
 mod block_index;
+mod cache_dir;
+mod cache_file;
+mod cache_key;
 mod content_index;
 mod file_updates;
 mod holes;
@@ -29,6 +32,9 @@ pub use block_cache::{
     BlockCache, CacheError, CacheRead, CacheStats, ContentMark, DirtyBlock, LostWrite, Recovered,
 };
 pub use block_index::Geometry;
+pub use cache_dir::CacheDir;
+pub(crate) use cache_file::{CacheFile, fill};
+pub use cache_key::CacheKeyError;
 pub use journal_record::{
     FileId, FileRecord, JournalRecord, MergedChanges, RecordError, decode_record, encode_record,
 };

@@ -2,6 +2,7 @@
 //!
 //! A trait, so that tests can simulate a power failure between any two operations.
 
+use super::{cache_file::CacheFile, cache_key::CacheKey};
 use crate::proto::ClientId;
 use rustix::fs::{FlockOperation, flock};
 use std::{
@@ -38,11 +39,14 @@ pub trait Storage: Send + Sync {
     }
 }
 
+/// Names of the files.
+const NAMES: [&str; 3] = ["frames", "journal.0", "journal.1"];
+
 /// A directory of the file system, locked while this exists.
 #[derive(Debug)]
 pub struct DiskStorage {
-    frames: File,
-    journals: [File; 2],
+    frames: CacheFile,
+    journals: [CacheFile; 2],
     /// Lock file; it contains the client's id.
     lock: File,
 }
@@ -59,11 +63,27 @@ impl DiskStorage {
         };
         let lock = open("lock")?;
         flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
-        let folder =
-            Self { frames: open("frames")?, journals: [open("journal.0")?, open("journal.1")?], lock };
+        let plain = |name| open(name).map(|file| CacheFile::new(file, None));
+        let [frames, first, second] = NAMES.map(plain);
+        let folder = Self { frames: frames?, journals: [first?, second?], lock };
         // Directory entries must be as durable as their files.
         File::open(dir)?.sync_all()?;
         Ok(folder)
+    }
+
+    /// Whether nothing was stored here yet.
+    pub(super) fn is_empty(&self) -> io::Result<bool> {
+        let parts = [StoragePart::Frames, StoragePart::Journal(false), StoragePart::Journal(true)];
+        parts.into_iter().try_fold(true, |empty, part| Ok(empty && self.len(part)? == 0))
+    }
+
+    /// The same storage, whose files are encrypted with this key.
+    pub(super) fn encrypted_with(mut self, key: &CacheKey) -> Self {
+        let [first, second] = &mut self.journals;
+        for (file, name) in [&mut self.frames, first, second].into_iter().zip(NAMES) {
+            file.encrypt_with(key.cipher(name));
+        }
+        self
     }
 
     /// The id of the client with this cache, for every process that uses it.
@@ -84,7 +104,7 @@ impl DiskStorage {
         Ok(client)
     }
 
-    fn part(&self, part: StoragePart) -> &File {
+    fn part(&self, part: StoragePart) -> &CacheFile {
         match part {
             StoragePart::Frames => &self.frames,
             StoragePart::Journal(number) => &self.journals[usize::from(number)],
@@ -94,36 +114,27 @@ impl DiskStorage {
 
 impl Storage for DiskStorage {
     fn read(&self, part: StoragePart, at: u64, out: &mut [u8]) -> io::Result<usize> {
-        let mut got = 0;
-        while got < out.len() {
-            match self.part(part).read_at(&mut out[got..], at + got as u64) {
-                Ok(0) => break,
-                Ok(more) => got += more,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(got)
+        self.part(part).read(at, out)
     }
 
     fn write(&self, part: StoragePart, at: u64, data: &[u8]) -> io::Result<()> {
-        self.part(part).write_all_at(data, at)
+        self.part(part).write(at, data)
     }
 
     fn sync(&self, part: StoragePart) -> io::Result<()> {
-        self.part(part).sync_data()
+        self.part(part).file().sync_data()
     }
 
     fn truncate(&self, part: StoragePart, len: u64) -> io::Result<()> {
-        self.part(part).set_len(len)
+        self.part(part).file().set_len(len)
     }
 
     fn len(&self, part: StoragePart) -> io::Result<u64> {
-        self.part(part).metadata().map(|found| found.len())
+        self.part(part).file().metadata().map(|found| found.len())
     }
 
     fn room(&self) -> u64 {
-        rustix::fs::fstatvfs(&self.frames)
+        rustix::fs::fstatvfs(self.frames.file())
             .map_or(u64::MAX, |found| found.f_bavail.saturating_mul(found.f_frsize))
     }
 }

@@ -27,6 +27,7 @@ mod session;
 mod session_error;
 pub(crate) mod write_back;
 
+pub use crate::cache::{CacheDir, CacheKeyError};
 pub use connection::server_connection::{ConnectionSettings, Connector};
 pub use content::warm_files::{WarmError, WarmProgress};
 pub use frontend::control_socket::{

@@ -15,7 +15,7 @@ use super::{
     write_back::write_queue::WriteBack,
 };
 use crate::{
-    cache::{BlockCache, CacheError, DiskStorage, FileId, Geometry, MemoryStorage, Storage, has_unsent},
+    cache::{BlockCache, CacheDir, CacheError, DiskStorage, FileId, Geometry, MemoryStorage, Storage, has_unsent},
     proto::{End, EndCall, FilesystemSpace, Ident, RelPath, Time},
 };
 use serde::{Deserialize, Serialize};
@@ -52,6 +52,8 @@ pub struct SessionOptions {
     pub directory: Vec<u8>,
     /// Directory of the cache.
     pub cache: PathBuf,
+    /// File of the key with which the cache is encrypted; none if it is not.
+    pub cache_key: Option<PathBuf>,
     /// Capacity in bytes. With 0 nothing of the server is stored on this host's disk: data in transit is in
     /// memory, the kernel has its page cache, and write-back is not possible.
     pub capacity: u64,
@@ -83,6 +85,7 @@ impl SessionOptions {
         Self {
             directory: directory.into(),
             cache,
+            cache_key: None,
             capacity: 8 << 30,
             block: 64 << 10,
             settings,
@@ -216,6 +219,7 @@ pub(super) struct Core {
     pub(super) server_address: String,
     pub(super) options: SessionOptions,
     pub(super) connection: Arc<ServerConnection>,
+    pub(super) cache_dir: CacheDir,
     pub(super) cache: BlockCache,
     pub(super) inodes: Mutex<InodeTable>,
     pub(super) known_files: Mutex<HashMap<Ident, FileId>>,
@@ -256,6 +260,8 @@ impl Session {
         let dir = options.cache.clone();
         let opened = DiskStorage::open(&dir).and_then(|folder| Ok((folder.client()?, folder)));
         let (client, folder) = opened.map_err(|source| SessionError::Directory { dir, source })?;
+        let cache = CacheDir::of(&options.cache, folder, options.cache_key.as_deref());
+        let cache = cache.map_err(|source| SessionError::Key { dir: options.cache.clone(), source })?;
         let patience = Duration::from_secs(options.settings.patience);
         let settings = ConnectionSettings {
             directory: options.directory.clone(),
@@ -265,7 +271,7 @@ impl Session {
         };
         let beginning = ServerConnection::start(connector, settings).await?;
         let session =
-            tokio::task::spawn_blocking(move || Self::open(beginning, to, options, (folder, geometry))).await;
+            tokio::task::spawn_blocking(move || Self::open(beginning, to, options, (cache, geometry))).await;
         session.map_err(|error| SessionError::Directory {
             dir: PathBuf::new(),
             source: io::Error::other(error),
@@ -276,7 +282,7 @@ impl Session {
         beginning: FirstConnection,
         to: String,
         options: SessionOptions,
-        (folder, geometry): (DiskStorage, Geometry),
+        ((cache_dir, folder), geometry): ((CacheDir, DiskStorage), Geometry),
     ) -> Result<Self, SessionError> {
         let dir = options.cache.clone();
         let opened = BlockCache::open(options.storage(folder)?, geometry);
@@ -298,6 +304,7 @@ impl Session {
             writeback: WriteBack::default(),
             settings: RwLock::new(options.settings.clone()),
             options,
+            cache_dir,
             cache,
             events: Mutex::default(),
             notifier: OnceLock::new(),
@@ -394,7 +401,12 @@ impl Session {
 
     /// Directory of the cache.
     pub fn cache_dir(&self) -> &std::path::Path {
-        &self.core.options.cache
+        self.core.cache_dir.path()
+    }
+
+    /// File of the key of the cache, if that is encrypted.
+    pub fn cache_key(&self) -> Option<&std::path::Path> {
+        self.core.options.cache_key.as_deref()
     }
 
     /// Number of programs that wait for the server now.

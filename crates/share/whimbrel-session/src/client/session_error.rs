@@ -1,6 +1,6 @@
 //! Reasons why a session cannot start.
 
-use crate::cache::CacheError;
+use crate::cache::{CacheError, CacheKeyError};
 use std::{io, path::PathBuf};
 use whimbrel_wire::{CallError, ConnectError};
 
@@ -41,6 +41,14 @@ pub enum SessionError {
         dir: PathBuf,
         /// Cause reported by the system; `WouldBlock` if another session uses the directory.
         source: io::Error,
+    },
+    /// The cache cannot be used with the key that was given, or without one.
+    #[error("cannot use the cache in {}", dir.display())]
+    Key {
+        /// Directory of the cache.
+        dir: PathBuf,
+        /// What is wrong with the key.
+        source: CacheKeyError,
     },
     /// Write-back needs a cache.
     #[error("{NO_CACHE_TEXT}")]

@@ -6,7 +6,11 @@ use std::{
     io::Write,
     os::unix::fs::FileExt,
 };
-use whimbrel_session::client::{Keep, KeepError, KeptCopy, kept_copies, total};
+use whimbrel_session::client::{CacheDir, Keep, KeepError, KeptCopy, kept_copies, total};
+
+fn cache(world: &World) -> CacheDir {
+    CacheDir::open(&world.options.cache, world.options.cache_key.as_deref()).unwrap()
+}
 
 /// A session in which the server's file was changed under unsent writes, and the copy that was put aside.
 fn conflict(content: &[u8], write: impl FnOnce(&mut File), theirs: &[u8]) -> (World, KeptCopy) {
@@ -26,19 +30,19 @@ fn conflict(content: &[u8], write: impl FnOnce(&mut File), theirs: &[u8]) -> (Wo
     // read before the copy is put aside would bring the rest of the file.
     until("there is a conflict", || {
         let _ = world.session().flush();
-        !kept_copies(&world.options.cache).unwrap().is_empty()
+        !kept_copies(&cache(&world)).unwrap().is_empty()
     });
     // The version that it had while it was written may have been seen here.
     until("the change of the server is seen", || fs::read(&path).is_ok_and(|seen| seen == theirs));
-    let mut kept = kept_copies(&world.options.cache).unwrap();
+    let mut kept = kept_copies(&cache(&world)).unwrap();
     assert_eq!(kept.len(), 1);
     (world, kept.remove(0))
 }
 
 fn resolve(world: &World, kept: &KeptCopy, keep: Keep) -> Result<(), KeepError> {
-    kept.resolve(&world.options.cache, &world.mount(), keep)?;
-    assert_eq!(kept_copies(&world.options.cache).unwrap(), [], "it is resolved");
-    assert!(!kept.file(&world.options.cache).exists());
+    kept.resolve(&cache(world), &world.mount(), keep)?;
+    assert_eq!(kept_copies(&cache(world)).unwrap(), [], "it is resolved");
+    assert!(!kept.file(&cache(world)).exists());
     world.session().flush().unwrap();
     Ok(())
 }
@@ -54,7 +58,7 @@ fn a_small_conflict_is_resolved_to_ours_theirs_or_both() {
         let ours = |file: &mut File| file.write_all(b"ours, and longer").unwrap();
         let (world, kept) = conflict(b"first", ours, b"theirs");
         assert_eq!((kept.path.to_string().as_str(), total(&kept.absent)), ("file", 0));
-        assert_eq!(kept.compare(&world.options.cache, &world.mount()).unwrap(), vec![0..16; 1]);
+        assert_eq!(kept.compare(&cache(&world), &world.mount()).unwrap(), vec![0..16; 1]);
         resolve(&world, &kept, keep).unwrap();
         assert_eq!(fs::read_to_string(world.server().join("file")).unwrap(), now, "{keep:?}");
         assert_eq!(fs::read_to_string(world.server().join("file.ours")).ok().as_deref(), beside);
@@ -75,7 +79,7 @@ fn a_disk_of_which_a_part_never_was_here_is_not_taken_for_a_whole_one() {
     assert_eq!(total(&kept.ours) + total(&kept.base) + total(&kept.absent), SIZE as u64);
     assert!(world.session().status().events.iter().any(|event| event.text.contains("never were here")));
     for keep in [Keep::Ours, Keep::Both] {
-        let refused = kept.resolve(&world.options.cache, &world.mount(), keep);
+        let refused = kept.resolve(&cache(&world), &world.mount(), keep);
         assert!(matches!(refused, Err(KeepError::Incomplete { .. })), "{keep:?}");
     }
     assert!(fs::read(world.server().join("file")).unwrap() == theirs, "nothing was written");

@@ -6,6 +6,7 @@ mod cache_crashes;
 mod calls;
 mod common;
 mod copies;
+mod encrypted;
 mod holes;
 mod journal_retry;
 mod kept;

@@ -10,7 +10,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 use std::{ops::Range, path::PathBuf};
 use whimbrel_core::ByteSize;
-use whimbrel_session::client::{ControlResponse, Keep, KeepError, KeptCopy, kept_copies, total};
+use whimbrel_session::client::{CacheDir, ControlResponse, Keep, KeepError, KeptCopy, kept_copies, total};
 
 /// Which version stays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -40,7 +40,7 @@ struct Conflict {
 }
 
 impl Conflict {
-    fn of(copy: &KeptCopy, session: &ControlResponse) -> Self {
+    fn of(copy: &KeptCopy, (session, cache): (&ControlResponse, &CacheDir)) -> Self {
         Self {
             copy: copy.name.clone(),
             file: copy.path.to_string(),
@@ -49,19 +49,24 @@ impl Conflict {
             size: copy.size,
             ours: total(&copy.ours),
             absent: total(&copy.absent),
-            local: copy.file(&session.cache),
+            local: copy.file(cache),
             server: copy.theirs(&session.mount),
         }
     }
 }
 
-fn all(session: &ControlResponse) -> Result<Vec<KeptCopy>, CliError> {
-    kept_copies(&session.cache).map_err(CliError::io("list the conflicts of the session"))
+fn cache_of(session: &ControlResponse) -> Result<CacheDir, CliError> {
+    let opened = CacheDir::open(&session.cache, session.cache_key.as_deref());
+    opened.map_err(|error| CliError::Session(error.into()))
+}
+
+fn all(cache: &CacheDir) -> Result<Vec<KeptCopy>, CliError> {
+    kept_copies(cache).map_err(CliError::io("list the conflicts of the session"))
 }
 
 /// The conflict with this name, or of this file if it has only one.
-fn named(session: &ControlResponse, name: &str, copy: &str) -> Result<KeptCopy, CliError> {
-    let mut found = all(session)?;
+fn named(cache: &CacheDir, name: &str, copy: &str) -> Result<KeptCopy, CliError> {
+    let mut found = all(cache)?;
     found.retain(|known| known.name == copy || known.path.to_string() == copy);
     match found.len() {
         1 => Ok(found.remove(0)),
@@ -80,7 +85,8 @@ fn size(bytes: u64) -> String {
 
 /// Lists the conflicts of a session.
 pub(super) fn list(session: &ControlResponse, context: &Context) -> Result<(), CliError> {
-    let listed: Vec<Conflict> = all(session)?.iter().map(|copy| Conflict::of(copy, session)).collect();
+    let cache = cache_of(session)?;
+    let listed: Vec<Conflict> = all(&cache)?.iter().map(|copy| Conflict::of(copy, (session, &cache))).collect();
     context.output.result(&listed, |listed| {
         let rows = listed.iter().map(|row| {
             let absent = if row.absent == 0 { "-".to_owned() } else { size(row.absent) };
@@ -103,10 +109,11 @@ pub(super) fn compare(
     copy: &str,
     context: &Context,
 ) -> Result<(), CliError> {
-    let kept = named(session, name, copy)?;
-    let differs = kept.compare(&session.cache, &session.mount);
+    let cache = cache_of(session)?;
+    let kept = named(&cache, name, copy)?;
+    let differs = kept.compare(&cache, &session.mount);
     let differs = differs.map_err(|error| CliError::Session(error.into()))?;
-    let compared = Compared { conflict: Conflict::of(&kept, session), differs };
+    let compared = Compared { conflict: Conflict::of(&kept, (session, &cache)), differs };
     context.output.result(&compared, |Compared { conflict, differs }| {
         let written = format!("{}, of which {} differ", size(conflict.ours), size(total(differs)));
         let mut text = fields(&[
@@ -137,14 +144,15 @@ pub(super) fn resolve(
     (choice, partial): (Choice, bool),
     context: &Context,
 ) -> Result<(), CliError> {
-    let kept = named(session, name, copy)?;
+    let cache = cache_of(session)?;
+    let kept = named(&cache, name, copy)?;
     let (keep, said) = match (choice, partial) {
         (Choice::Ours, false) => (Keep::Ours, "the local version"),
         (Choice::Ours, true) => (Keep::OurWrites, "the server's version with what was written here"),
         (Choice::Theirs, _) => (Keep::Theirs, "the server's version"),
         (Choice::Both, _) => (Keep::Both, "both versions"),
     };
-    match kept.resolve(&session.cache, &session.mount, keep) {
+    match kept.resolve(&cache, &session.mount, keep) {
         Ok(()) => {}
         Err(error @ KeepError::Incomplete { .. }) => {
             return Err(CliError::Usage {

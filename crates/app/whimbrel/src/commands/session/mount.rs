@@ -4,6 +4,7 @@
 //! unmounted or ended. Data that cannot be written back stays in the cache for the next mount of the target.
 
 use crate::{
+    argument_types::absolute,
     context::Context,
     error::CliError,
     metrics::{MetricsListener, client_page},
@@ -43,6 +44,9 @@ pub(crate) struct MountSession {
     /// Size of the cache, like 500M or 8G; with 0 no data of the server is stored on this host's disk
     #[arg(long, alias = "capacity", value_name = "SIZE", default_value = "8G")]
     cache_size: ByteSize,
+    /// File with 64 hexadecimal digits: the key with which the cache is encrypted, from its first use on
+    #[arg(long, value_name = "FILE", value_parser = absolute)]
+    cache_key_file: Option<PathBuf>,
     /// Size of a cache block, 4K to 256K
     #[arg(long, value_name = "SIZE", default_value = "64K")]
     block: ByteSize,
@@ -259,6 +263,7 @@ impl MountSession {
         whimbrel_fuse::clear_stale(dir).map_err(CliError::io("use the directory to mount on"))?;
         let names = self.names(target, dir)?;
         let mut options = SessionOptions::new(path.as_bytes(), names.cache.clone());
+        options.cache_key.clone_from(&self.cache_key_file);
         options.capacity = self.cache_size.0;
         options.block = self.block.0;
         options.xattrs = self.xattrs;

@@ -6,6 +6,7 @@
 //! Pins are stored in the cache's directory (`docs/formats/session-cache.md`).
 
 use super::fetcher::FetchRequest;
+use crate::cache::CacheDir;
 use crate::client::{
     connection::server_connection::CallFailure,
     namespace::eviction::NamesGuard,
@@ -15,9 +16,7 @@ use crate::proto::{Attr, Kind, PAGE, RelPath};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::VecDeque,
-    fs,
-    io::{self, Read},
-    path::Path,
+    io,
     sync::Arc,
     thread,
     time::Duration,
@@ -26,6 +25,8 @@ use whimbrel_core::{ByteSize, lock};
 use whimbrel_fuse::{Errno, Result};
 
 const VERSION: u32 = 1;
+/// Name of the file of pins in the directory of the cache.
+const PINS: &str = "pins";
 /// Most pinned paths of a session.
 const MAX_PINS: usize = 4096;
 /// Longest file of pins that is read.
@@ -306,8 +307,7 @@ impl Core {
     fn store_pins(&self, pins: Vec<RelPath>) -> std::result::Result<(), WarmError> {
         let stored = postcard::to_allocvec(&StoredPins { version: VERSION, pins: pins.clone() });
         let bytes = stored.map_err(|error| WarmError::Store(io::Error::other(error)))?;
-        whimbrel_wire::atomic_file::replace(&self.options.cache.join("pins"), &bytes)
-            .map_err(WarmError::Store)?;
+        self.cache_dir.replace(PINS, &bytes).map_err(WarmError::Store)?;
         self.cache.set_pins(pins);
         Ok(())
     }
@@ -317,7 +317,7 @@ impl Core {
         if !self.options.has_cache() {
             return;
         }
-        match load_pins(&self.options.cache.join("pins")) {
+        match load_pins(&self.cache_dir) {
             Ok(pins) => self.cache.set_pins(pins),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => self.event(format!("nothing is pinned, because the list cannot be read: {error}")),
@@ -325,9 +325,8 @@ impl Core {
     }
 }
 
-fn load_pins(path: &Path) -> io::Result<Vec<RelPath>> {
-    let mut bytes = Vec::new();
-    fs::File::open(path)?.take(MAX_PINS_LEN + 1).read_to_end(&mut bytes)?;
+fn load_pins(cache: &CacheDir) -> io::Result<Vec<RelPath>> {
+    let bytes = cache.load(PINS, MAX_PINS_LEN)?;
     let stored: StoredPins = postcard::from_bytes(&bytes).map_err(io::Error::other)?;
     let known = stored.version == VERSION && stored.pins.len() <= MAX_PINS;
     known.then_some(stored.pins).ok_or_else(|| io::Error::other("it is of another version"))

@@ -98,6 +98,9 @@ pub struct Response {
     /// Directory of the cache; empty if the mount is of an older version.
     #[serde(default)]
     pub cache: PathBuf,
+    /// File of the key of the cache, if that is encrypted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_key: Option<PathBuf>,
     /// Process id of the mount.
     pub pid: u32,
     /// Status of the session.
@@ -251,6 +254,7 @@ impl ControlServer {
             error,
             mount: self.mount.clone(),
             cache: self.session.cache_dir().to_owned(),
+            cache_key: self.session.cache_key().map(Path::to_owned),
             pid: std::process::id(),
             status: self.session.status(),
             exports: self.exports.status(),

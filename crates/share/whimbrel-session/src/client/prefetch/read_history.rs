@@ -6,15 +6,13 @@
 
 use crate::client::session::Core;
 use crate::{
-    cache::FileId,
+    cache::{CacheDir, FileId},
     proto::{Kind, RelPath},
 };
 use serde::{Deserialize, Serialize};
 use std::{
     collections::{HashMap, HashSet},
-    fs,
-    io::{self, Read},
-    path::Path,
+    io,
     sync::{Arc, atomic::Ordering},
     thread,
     time::Duration,
@@ -22,6 +20,8 @@ use std::{
 use whimbrel_fuse::Errno;
 
 const VERSION: u32 = 1;
+/// Its name in the directory of the cache.
+const FILE: &str = "reads";
 /// Most blocks recorded in one session: 4 GiB in blocks of 64 KiB.
 const MAX_BLOCKS: usize = 65_536;
 /// Longest history file that is read.
@@ -70,12 +70,8 @@ impl ReadHistory {
     }
 }
 
-fn load(path: &Path, block: u64) -> io::Result<Vec<Run>> {
-    let mut bytes = Vec::new();
-    fs::File::open(path)?.take(MAX_FILE_SIZE + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > MAX_FILE_SIZE {
-        return Err(io::ErrorKind::FileTooLarge.into());
-    }
+fn load(cache: &CacheDir, block: u64) -> io::Result<Vec<Run>> {
+    let bytes = cache.load(FILE, MAX_FILE_SIZE)?;
     let record: Record = postcard::from_bytes(&bytes).map_err(io::Error::other)?;
     let fits = record.version == VERSION && record.block == block;
     Ok(if fits { record.runs } else { Vec::new() })
@@ -95,7 +91,7 @@ impl Core {
         }
         let record = Record { version: VERSION, block: self.cache.block_size(), runs };
         let bytes = postcard::to_allocvec(&record).map_err(io::Error::other)?;
-        whimbrel_wire::atomic_file::replace(&self.options.cache.join("reads"), &bytes)
+        self.cache_dir.replace(FILE, &bytes)
     }
 
     /// Prefetches the blocks that an earlier session read, in a thread of its own.
@@ -103,8 +99,7 @@ impl Core {
         if !self.options.has_cache() {
             return;
         }
-        let path = self.options.cache.join("reads");
-        let runs = match load(&path, self.cache.block_size()) {
+        let runs = match load(&self.cache_dir, self.cache.block_size()) {
             Ok(runs) => runs,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return,
             Err(error) => {
@@ -172,6 +167,7 @@ impl Core {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn reads_are_noted_once_in_their_order_and_no_more_than_fit() {
@@ -187,18 +183,19 @@ mod tests {
     #[test]
     fn a_record_of_something_else_is_not_followed() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("reads");
+        let path = dir.path().join(FILE);
+        let cache = CacheDir::open(dir.path(), None).unwrap();
         let run = Run { path: RelPath::new(b"a").unwrap(), first: 1, count: 2 };
         let record = |version| Record { version, block: 4096, runs: vec![run.clone()] };
         let store = |record: &Record| fs::write(&path, postcard::to_allocvec(record).unwrap()).unwrap();
         store(&record(VERSION));
-        assert_eq!(load(&path, 4096).unwrap(), std::slice::from_ref(&run));
-        assert_eq!(load(&path, 8192).unwrap(), []);
+        assert_eq!(load(&cache, 4096).unwrap(), std::slice::from_ref(&run));
+        assert_eq!(load(&cache, 8192).unwrap(), []);
         store(&record(VERSION + 1));
-        assert_eq!(load(&path, 4096).unwrap(), []);
+        assert_eq!(load(&cache, 4096).unwrap(), []);
         fs::write(&path, [0xff; 100]).unwrap();
-        assert!(load(&path, 4096).is_err());
+        assert!(load(&cache, 4096).is_err());
         fs::write(&path, vec![0; MAX_FILE_SIZE as usize + 1]).unwrap();
-        assert!(load(&path, 4096).is_err());
+        assert!(load(&cache, 4096).is_err());
     }
 }

@@ -4,13 +4,13 @@
 //! directory `kept` in the cache, as far as its content is known, and an event names the copy. A map beside
 //! it says which bytes were written here, and which never were here (`kept_copy.rs`).
 
-use super::kept_copy::{DIRS, KeptCopy, add, rest, total};
+use super::kept_copy::{DIRS, KeptCopy, add, name_in, rest, total};
 use crate::client::session::{Core, errno_of};
 use crate::{
-    cache::{CacheError, CacheRead, FileId, FileRecord},
+    cache::{CacheError, CacheFile, CacheRead, FileId, FileRecord},
     proto::{Attr, PAGE},
 };
-use std::{fs, io, os::unix::fs::FileExt, path::PathBuf};
+use std::{fs, io, path::PathBuf};
 
 impl Core {
     /// Handles a server version that differs from the one of the clean pages here.
@@ -110,24 +110,33 @@ impl Core {
     /// Copies the local content of a file, with its map. Pages that are not here are holes; also returns how
     /// many bytes that are.
     fn save_conflict(&self, file: FileId, record: &FileRecord, why: &str) -> io::Result<(PathBuf, u64)> {
-        let folder = self.options.cache.join(DIRS[0]);
+        let folder = self.cache_dir.path().join(DIRS[0]);
         fs::create_dir_all(&folder)?;
-        let flat = record.path.to_string().replace('/', "%2f");
-        let short: String = flat.chars().rev().take(180).collect::<Vec<_>>().into_iter().rev().collect();
-        let stamp = self.stamp();
-        let name = format!("{short}.{}.{:09}", stamp.seconds, stamp.nanos);
-        let kept = self.map_of(file, record, name, why);
-        kept.store(&self.options.cache)?;
+        let kept = self.map_of(file, record, self.name_of_copy(record), why);
+        kept.store(&self.cache_dir)?;
         let path = folder.join(&kept.name);
-        let copy = fs::OpenOptions::new().write(true).create_new(true).open(&path)?;
+        let mut options = fs::OpenOptions::new();
+        options.read(true).write(true).create_new(true);
+        let copy = self.cache_dir.open_file(&name_in(DIRS[0], &kept.name), &options)?;
         copy.set_len(record.size)?;
         // A large file may have few blocks here: only these are read.
         for block in self.cache.cached_blocks(file) {
             self.copy_block(file, record, block, &copy)?;
         }
-        copy.sync_all()?;
+        copy.file().sync_all()?;
         fs::File::open(&folder)?.sync_all()?;
         Ok((path, total(&kept.absent)))
+    }
+
+    /// Name of a copy, which tells that of the file unless the cache is encrypted.
+    fn name_of_copy(&self, record: &FileRecord) -> String {
+        let stamp = self.stamp();
+        if self.cache_dir.is_encrypted() {
+            return format!("{}.{:09}", stamp.seconds, stamp.nanos);
+        }
+        let flat = record.path.to_string().replace('/', "%2f");
+        let short: String = flat.chars().rev().take(180).collect::<Vec<_>>().into_iter().rev().collect();
+        format!("{short}.{}.{:09}", stamp.seconds, stamp.nanos)
     }
 
     /// What in the local version of a file was written here, and what is of the version below.
@@ -157,12 +166,12 @@ impl Core {
         KeptCopy { name, path, why: why.to_owned(), at, size, ours, base, absent }
     }
 
-    fn copy_block(&self, file: FileId, record: &FileRecord, block: u64, copy: &fs::File) -> io::Result<()> {
+    fn copy_block(&self, file: FileId, record: &FileRecord, block: u64, copy: &CacheFile) -> io::Result<()> {
         let (start, mut page) = (block * self.cache.block_size(), [0; PAGE]);
         for at in (start..(start + self.cache.block_size()).min(record.size)).step_by(PAGE) {
             let len = (record.size - at).min(PAGE as u64) as usize;
             match self.cache.read(file, at, &mut page[..len]) {
-                Ok(CacheRead::Complete) => copy.write_all_at(&page[..len], at)?,
+                Ok(CacheRead::Complete) => copy.write(at, &page[..len])?,
                 // A page that was never here becomes a hole; a damaged one as well, with an event.
                 Ok(CacheRead::Missing(_)) => {}
                 Err(CacheError::Damaged { offset }) => self.event(format!(

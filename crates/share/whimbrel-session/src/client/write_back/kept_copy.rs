@@ -3,7 +3,10 @@
 //! The copy is a file in `kept`, its map one of the same name in `conflicts`, both in the directory of the
 //! cache. The map is written first, so a copy without one is older than maps or incomplete.
 
-use crate::proto::RelPath;
+use crate::{
+    cache::{CacheDir, CacheFile, fill},
+    proto::RelPath,
+};
 use serde::{Deserialize, Serialize};
 use std::{
     ffi::OsStr,
@@ -115,9 +118,14 @@ pub(super) fn add(ranges: &mut Vec<Range<u64>>, range: Range<u64>) {
     }
 }
 
+/// Name of a copy or of a map in the directory of the cache.
+pub(super) fn name_in(dir: &str, name: &str) -> String {
+    format!("{dir}/{name}")
+}
+
 /// The kept copies of a cache, the oldest first.
-pub fn kept_copies(cache: &Path) -> io::Result<Vec<KeptCopy>> {
-    let found = match fs::read_dir(cache.join(DIRS[1])) {
+pub fn kept_copies(cache: &CacheDir) -> io::Result<Vec<KeptCopy>> {
+    let found = match fs::read_dir(cache.path().join(DIRS[1])) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         found => found?,
     };
@@ -126,10 +134,14 @@ pub fn kept_copies(cache: &Path) -> io::Result<Vec<KeptCopy>> {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
         // A map whose copy was not finished: the content is still in the cache.
-        if !cache.join(DIRS[0]).join(&name).exists() || entry.metadata()?.len() > MAX_MAP {
+        if !cache.path().join(name_in(DIRS[0], &name)).exists() {
             continue;
         }
-        let copy: KeptCopy = serde_json::from_slice(&fs::read(entry.path())?)?;
+        let map = match cache.load(&name_in(DIRS[1], &name), MAX_MAP) {
+            Err(error) if error.kind() == io::ErrorKind::FileTooLarge => continue,
+            map => map?,
+        };
+        let copy: KeptCopy = serde_json::from_slice(&map)?;
         copies.push(KeptCopy { name, ..copy });
     }
     copies.sort_by(|a, b| (a.at, &a.name).cmp(&(b.at, &b.name)));
@@ -137,9 +149,14 @@ pub fn kept_copies(cache: &Path) -> io::Result<Vec<KeptCopy>> {
 }
 
 impl KeptCopy {
-    /// The file with the local version.
-    pub fn file(&self, cache: &Path) -> PathBuf {
-        cache.join(DIRS[0]).join(&self.name)
+    /// The file with the local version, encrypted as the cache is.
+    pub fn file(&self, cache: &CacheDir) -> PathBuf {
+        cache.path().join(name_in(DIRS[0], &self.name))
+    }
+
+    fn open(&self, cache: &CacheDir) -> Result<CacheFile, KeepError> {
+        let opened = cache.open_file(&name_in(DIRS[0], &self.name), OpenOptions::new().read(true));
+        opened.map_err(failed("read", &self.file(cache)))
     }
 
     /// The server's version on the mount.
@@ -148,19 +165,15 @@ impl KeptCopy {
     }
 
     /// Stores the map, durably.
-    pub(super) fn store(&self, cache: &Path) -> io::Result<()> {
-        let dir = cache.join(DIRS[1]);
-        fs::create_dir_all(&dir)?;
-        let file = File::create_new(dir.join(&self.name))?;
-        serde_json::to_writer(io::BufWriter::new(&file), self)?;
-        file.sync_all()?;
-        File::open(&dir)?.sync_all()
+    pub(super) fn store(&self, cache: &CacheDir) -> io::Result<()> {
+        fs::create_dir_all(cache.path().join(DIRS[1]))?;
+        cache.replace(&name_in(DIRS[1], &self.name), &serde_json::to_vec(self)?)
     }
 
     /// Bytes written here that are not the same in the server's version, in units of 4 KiB.
-    pub fn compare(&self, cache: &Path, mount: &Path) -> Result<Vec<Range<u64>>, KeepError> {
+    pub fn compare(&self, cache: &CacheDir, mount: &Path) -> Result<Vec<Range<u64>>, KeepError> {
         let (ours, theirs) = (self.file(cache), self.theirs(mount));
-        let local = File::open(&ours).map_err(failed("read", &ours))?;
+        let local = self.open(cache)?;
         let remote = File::open(&theirs).map_err(failed("read", &theirs))?;
         let mut differs = Vec::new();
         let (mut one, mut other) = (vec![0; UNIT as usize], vec![0; UNIT as usize]);
@@ -168,7 +181,7 @@ impl KeptCopy {
             let mut at = range.start;
             while at < range.end {
                 let len = (UNIT - at % UNIT).min(range.end - at) as usize;
-                let read = fill(&local, &mut one[..len], at).map_err(failed("read", &ours))?;
+                let read = local.read(at, &mut one[..len]).map_err(failed("read", &ours))?;
                 let there = fill(&remote, &mut other[..len], at).map_err(failed("read", &theirs))?;
                 if (&one[..read], read) != (&other[..there], there) {
                     add(&mut differs, at..at + len as u64);
@@ -180,7 +193,7 @@ impl KeptCopy {
     }
 
     /// Resolves the conflict. The copy is removed only when the chosen version is durable.
-    pub fn resolve(&self, cache: &Path, mount: &Path, keep: Keep) -> Result<(), KeepError> {
+    pub fn resolve(&self, cache: &CacheDir, mount: &Path, keep: Keep) -> Result<(), KeepError> {
         let absent = total(&self.absent);
         if absent > 0 && matches!(keep, Keep::Ours | Keep::Both) {
             return Err(KeepError::Incomplete { bytes: absent });
@@ -205,7 +218,7 @@ impl KeptCopy {
             }
         }
         // The map last: a map without a copy is not listed.
-        for path in [self.file(cache), cache.join(DIRS[1]).join(&self.name)] {
+        for path in [self.file(cache), cache.path().join(name_in(DIRS[1], &self.name))] {
             fs::remove_file(&path).map_err(failed("remove", &path))?;
         }
         Ok(())
@@ -222,9 +235,8 @@ impl KeptCopy {
     }
 
     /// Writes the local version to a file, durably: all of it, or only what was written here.
-    fn write_to(&self, cache: &Path, (to, path): (&File, &Path), whole: bool) -> Result<(), KeepError> {
-        let from = self.file(cache);
-        let copy = File::open(&from).map_err(failed("read", &from))?;
+    fn write_to(&self, cache: &CacheDir, (to, path): (&File, &Path), whole: bool) -> Result<(), KeepError> {
+        let (from, copy) = (self.file(cache), self.open(cache)?);
         let base = self.base.iter().filter(|_| whole);
         if whole {
             to.set_len(self.size).map_err(failed("write", path))?;
@@ -234,25 +246,11 @@ impl KeptCopy {
             let mut at = range.start;
             while at < range.end {
                 let len = PIECE.min(range.end - at) as usize;
-                let read = fill(&copy, &mut buffer[..len], at).map_err(failed("read", &from))?;
+                let read = copy.read(at, &mut buffer[..len]).map_err(failed("read", &from))?;
                 to.write_all_at(&buffer[..read], at).map_err(failed("write", path))?;
                 at += len as u64;
             }
         }
         to.sync_all().map_err(failed("sync", path))
     }
-}
-
-/// Reads until full or the end of the file, and returns how much there was.
-fn fill(file: &File, out: &mut [u8], at: u64) -> io::Result<usize> {
-    let mut done = 0;
-    while done < out.len() {
-        match file.read_at(&mut out[done..], at + done as u64) {
-            Ok(0) => break,
-            Ok(read) => done += read,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(done)
 }
