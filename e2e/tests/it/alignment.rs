@@ -285,6 +285,16 @@ fn a_file_is_known_by_its_pages_on_a_disk_where_it_lies_elsewhere() {
     assert!(taken(&out) == original);
     alpha.run(&["import", path(&qcow2), "converted", "--format", "qcow2"]);
     assert_eq!(image(alpha, "converted", "disk0"), image(alpha, "odd", "disk0"));
+    let vmdk = cluster.disk.path().join("b.vmdk");
+    run("qemu-img", &["convert", "-O", "vmdk", "-o", "subformat=streamOptimized", path(&odd), path(&vmdk)]);
+    let (folder, ova) = (path(cluster.disk.path()).to_owned(), cluster.disk.path().join("app.ova"));
+    fs::write(cluster.disk.path().join("app.ovf"), "<Envelope/>").expect("a description");
+    run("tar", &["-C", &folder, "-cf", path(&ova), "app.ovf", "b.vmdk", "odd.qcow2"]);
+    alpha.run(&["import", path(&ova), "appliance"]);
+    for disk in ["disk0", "disk1"] {
+        assert_eq!(image(alpha, "appliance", disk)["pages"], image(alpha, "odd", "disk0")["pages"]);
+        assert!(stored(&cluster, alpha, "appliance", disk) == original, "{disk} of the appliance");
+    }
     run("xz", &["-1", path(&qcow2)]);
     run("zstd", &["-q", path(&odd)]);
     for (number, file) in [qcow2.with_extension("qcow2.xz"), odd.with_extension("img.zst")].iter().enumerate()

@@ -479,7 +479,7 @@ impl ImportFormatArg {
         match (given, ending.as_deref()) {
             (Some(Self::Capsule), _) => ImportFormat::Capsule,
             (Some(Self::Disk), _) => ImportFormat::Disk,
-            (None, Some("raw" | "img" | "qcow2" | "vmdk" | "vhdx" | "vhd")) => ImportFormat::Disk,
+            (None, Some("raw" | "img" | "qcow2" | "vmdk" | "vhdx" | "vhd" | "ova")) => ImportFormat::Disk,
             (None, _) => ImportFormat::Capsule,
         }
     }

@@ -83,11 +83,12 @@ impl Blobs {
     }
 }
 
-/// Places of the files in a tar archive. Their contents are skipped.
+/// Places of the files in a tar archive. Their contents are skipped. Names are those of its headers alone:
+/// longer ones, which the archive's reader would hold in memory whatever their length, are of no part.
 fn parts_of(path: &Path, file: File) -> Result<BTreeMap<String, (u64, u64)>, ContainerError> {
     let damaged = |error: io::Error| ContainerError::invalid(path.display().to_string(), error);
     let (mut archive, mut parts) = (tar::Archive::new(file), BTreeMap::new());
-    for entry in archive.entries_with_seek().map_err(damaged)? {
+    for entry in archive.entries_with_seek().map_err(damaged)?.raw(true) {
         let entry = entry.map_err(damaged)?;
         if !entry.header().entry_type().is_file() {
             continue;

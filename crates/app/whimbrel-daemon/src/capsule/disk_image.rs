@@ -3,6 +3,7 @@
 //! The image is opened here and served to the tool, which may open no file; the disk comes back into a file
 //! without a name. Whatever happens, nothing is left but what the caller makes of it.
 
+use super::appliance;
 use crate::core::{directories::Directories, error::DaemonError};
 use std::{
     fs::{self, File},
@@ -41,18 +42,23 @@ pub(super) fn open_container(path: &Path) -> Result<Option<ContainerImage>, Daem
     ContainerImage::open(path).map(Some).map_err(failed)
 }
 
-/// Opens the disk in an image file of any format that is read.
-pub(super) fn open_image(
+/// Opens the disk in an image file of any format that is read, or the disks of an appliance.
+pub(super) fn open_images(
     layout: &Directories,
     path: &Path,
     cancelled: &dyn Fn() -> bool,
-) -> Result<FileDevice, DaemonError> {
+) -> Result<Vec<FileDevice>, DaemonError> {
     let io = |source| DaemonError::io("read", path, source);
     let file = File::open(path).map_err(io)?;
     if file.metadata().map_err(io)?.is_dir() {
         return Err(DaemonError::invalid(format!("{} is a directory", path.display())));
     }
-    disk_in(layout, (file, path), cancelled)
+    let appliance = match ImageFormat::of(&file).map_err(io)?.is_tar() {
+        true => appliance::disks_in(layout, (&file, path), cancelled)?,
+        false => None,
+    };
+    let files = appliance.unwrap_or_else(|| vec![file]);
+    files.into_iter().map(|file| disk_in(layout, (file, path), cancelled)).collect()
 }
 
 /// The disk in an open image file of any format that is read; errors call it `path`.
@@ -239,7 +245,9 @@ mod tests {
         }
 
         fn open(&self, name: &str) -> Result<FileDevice, DaemonError> {
-            open_image(&self.layout, &self.path(name), &|| false)
+            let mut disks = open_images(&self.layout, &self.path(name), &|| false)?;
+            assert_eq!(disks.len(), 1);
+            Ok(disks.remove(0))
         }
 
         /// What a user reads when an image is refused.
@@ -343,7 +351,7 @@ mod tests {
         fixture.refusal("good.qcow2");
 
         fs::write(fixture.path("good.qcow2"), &good).expect("an image");
-        let cancelled = open_image(&fixture.layout, &fixture.path("good.qcow2"), &|| true);
+        let cancelled = open_images(&fixture.layout, &fixture.path("good.qcow2"), &|| true);
         assert!(matches!(cancelled, Err(DaemonError::Cancelled { .. })));
         fs::write(fixture.path("empty.img"), "").expect("a file");
         assert!(fixture.open("empty.img").is_err());

@@ -3,7 +3,7 @@
 
 use crate::{
     capsule::disk_alignment::{aligned, first_alignment, unaligned},
-    capsule::disk_image::{open_container, open_image},
+    capsule::disk_image::{open_container, open_images},
     core::{error::DaemonError, operations::ProgressReporter, refs},
     daemon::Daemon,
 };
@@ -216,8 +216,8 @@ impl Daemon {
             let host = self.host_files(path)?;
             return self.import_container((image, host), (path, name, labels), reporter);
         }
-        let disk = open_image(&self.directories, path, &|| reporter.is_cancelled())?;
-        self.import_disk(NewDisk { disk, path, name, labels, boot: None }, reporter)
+        let disks = open_images(&self.directories, path, &|| reporter.is_cancelled())?;
+        self.import_disks(NewDisks { disks, path, name, labels, boot: None }, reporter)
     }
 
     fn import_capsule(
@@ -250,55 +250,37 @@ impl Daemon {
         imported.map_err(refs::store_error("import the capsule"))
     }
 
-    /// Makes a disk-only capsule of a disk.
-    pub(crate) fn import_disk(
+    /// Makes a disk-only capsule of disks.
+    pub(crate) fn import_disks(
         &self,
-        new: NewDisk<'_>,
+        new: NewDisks<'_>,
         reporter: &ProgressReporter,
     ) -> Result<CapsuleId, DaemonError> {
-        let NewDisk { disk, path, name, labels, boot } = new;
+        let NewDisks { disks, path, name, labels, boot } = new;
         let write = refs::store_error("write the image");
-        let failed = |source| DaemonError::Disk { disk: path.display().to_string(), source };
-        let size = disk.size();
-        let cuts = first_alignment(&disk);
-        let disk = aligned(Arc::new(disk), cuts.as_ref()).map_err(failed)?;
+        let sizes: Vec<_> = disks.iter().map(|disk| ByteSize(disk.size())).collect();
         let writer = self.store.writer().map_err(refs::store_error("begin to write"))?;
-        let mut image = writer.image(None, disk.size() / PAGE_SIZE as u64).map_err(&write)?;
-        let mut buffer = Vec::new();
-        for run in PageRun::new(0, image.page_count()).chunks(EXTENT_PAGES as u64) {
-            let extents =
-                disk.extents(run.offset(), run.bytes() as u64).map_err(|source| failed(source.into()))?;
-            // Holes are the zeros that an image has where nothing is put.
-            if extents.iter().any(|extent| extent.kind == ExtentKind::Data) {
-                buffer.resize(run.bytes(), 0);
-                disk.read_at(run.offset(), &mut buffer).map_err(|source| failed(source.into()))?;
-                image.put(run, &buffer).map_err(&write)?;
-            }
-            let done = run.offset() + run.bytes() as u64;
-            reporter.progress("reading", Unit::Bytes, done, Some(disk.size()));
-            if reporter.is_cancelled() {
-                return Err(DaemonError::Cancelled { left: "nothing was imported".into() });
-            }
+        let mut images = Vec::new();
+        for (index, disk) in disks.into_iter().enumerate() {
+            let image = write_disk(&writer, (index, disk), path, reporter)?;
+            images.push(image);
         }
-        let image = image.finish().map_err(&write)?;
-        let images =
-            vec![ImageRef { name: FIRST_DISK.to_owned(), pages: image.pages, root: image.root, cuts }];
         let boot = boot.map(|boot| boot.store(&writer)).transpose().map_err(&write)?;
-        let manifest = self.disk_manifest(ByteSize(size), (images, boot), (name, labels))?;
+        let manifest = self.disk_manifest(&sizes, (images, boot), (name, labels))?;
         writer.commit(&manifest, std::slice::from_ref(name)).map_err(&write)
     }
 
-    /// The manifest of a disk-only capsule: a machine that boots the disk, or its own kernel.
+    /// The manifest of a disk-only capsule: a machine that boots the first disk, or its own kernel.
     fn disk_manifest(
         &self,
-        size: ByteSize,
+        sizes: &[ByteSize],
         (images, boot): (Vec<ImageRef>, Option<Boot>),
         (name, mut labels): (&RefName, BTreeMap<String, String>),
     ) -> Result<Manifest, DaemonError> {
         let machine = MachineConfig {
             machine: self.qemu()?.machine_type("q35").unwrap_or("q35").to_owned(),
             accel: self.qemu().map_or(Accel::Tcg, whimbrel_qemu::best_accel),
-            disks: vec![DiskConfig { size }],
+            disks: sizes.iter().map(|size| DiskConfig { size: *size }).collect(),
             boot,
             agent_port: true,
             ..MachineConfig::minimal(IMPORTED_MEMORY)
@@ -318,9 +300,41 @@ impl Daemon {
     }
 }
 
-/// A disk that becomes a capsule.
-pub(crate) struct NewDisk<'a> {
-    pub(crate) disk: FileDevice,
+/// Puts a disk into the store, without its holes.
+fn write_disk(
+    writer: &CapsuleWriter,
+    (index, disk): (usize, FileDevice),
+    path: &Path,
+    reporter: &ProgressReporter,
+) -> Result<ImageRef, DaemonError> {
+    let write = refs::store_error("write the image");
+    let failed = |source| DaemonError::Disk { disk: path.display().to_string(), source };
+    let cuts = first_alignment(&disk);
+    let disk = aligned(Arc::new(disk), cuts.as_ref()).map_err(failed)?;
+    let mut image = writer.image(None, disk.size() / PAGE_SIZE as u64).map_err(&write)?;
+    let mut buffer = Vec::new();
+    for run in PageRun::new(0, image.page_count()).chunks(EXTENT_PAGES as u64) {
+        let extents =
+            disk.extents(run.offset(), run.bytes() as u64).map_err(|source| failed(source.into()))?;
+        // Holes are the zeros that an image has where nothing is put.
+        if extents.iter().any(|extent| extent.kind == ExtentKind::Data) {
+            buffer.resize(run.bytes(), 0);
+            disk.read_at(run.offset(), &mut buffer).map_err(|source| failed(source.into()))?;
+            image.put(run, &buffer).map_err(&write)?;
+        }
+        let done = run.offset() + run.bytes() as u64;
+        reporter.progress("reading", Unit::Bytes, done, Some(disk.size()));
+        if reporter.is_cancelled() {
+            return Err(DaemonError::Cancelled { left: "nothing was imported".into() });
+        }
+    }
+    let image = image.finish().map_err(&write)?;
+    Ok(ImageRef { name: format!("disk{index}"), pages: image.pages, root: image.root, cuts })
+}
+
+/// Disks that become a capsule.
+pub(crate) struct NewDisks<'a> {
+    pub(crate) disks: Vec<FileDevice>,
     /// What errors call it.
     pub(crate) path: &'a Path,
     /// Tag of the capsule.

@@ -1,5 +1,6 @@
 //! Capsules of this host: checkpoints, resumes, clones, derived machines, and queries of the store.
 
+mod appliance;
 pub(crate) mod checkpoint;
 mod clones;
 pub(crate) mod derive;

@@ -24,7 +24,7 @@ pub use sources::{ImageSource, ImageSourceKind};
 use crate::{
     capsule::{
         disk_image::{disk_in, unnamed_file},
-        maintenance::NewDisk,
+        maintenance::NewDisks,
     },
     core::{error::DaemonError, operations::ProgressReporter},
     daemon::Daemon,
@@ -159,7 +159,7 @@ impl Daemon {
         self.runtime.block_on(wanted.run(&mut progress)).map_err(failed)?;
         reporter.progress("converting", Unit::Bytes, 0, None);
         let disk = disk_in(&self.directories, (file, path), &|| reporter.is_cancelled())?;
-        self.import_disk(NewDisk { disk, path, name: &name.tag(), labels, boot: None }, reporter)
+        self.import_disks(NewDisks { disks: vec![disk], path, name: &name.tag(), labels, boot: None }, reporter)
     }
 }
 

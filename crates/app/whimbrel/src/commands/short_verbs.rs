@@ -152,20 +152,21 @@ Examples:
     import {
         /// Read a capsule or a disk image from a file into the store
         ///
-        /// A disk image becomes a disk-only capsule, which boots when it is resumed. Images that name other
-        /// files, like a backing file, are refused.
+        /// A disk image becomes a disk-only capsule, which boots when it is resumed; an appliance (OVA) becomes
+        /// one with its disks. Images that name other files, like a backing file, are refused.
         "\
 Examples:
   whimbrel import /backup/web.capsule web
-  whimbrel import debian.qcow2 debian";
+  whimbrel import debian.qcow2 debian
+  whimbrel import appliance.ova app && whimbrel derive app web --memory 4G --cpus 2";
         {
             /// File to read
             #[arg(value_parser = absolute)]
             file: PathBuf,
             /// Tag for the new capsule
             name: RefName,
-            /// Content of the file [default: disk if it ends in .raw, .img, .qcow2, .vmdk, .vhdx or .vhd,
-            /// also with .gz, .xz or .zst after that, else capsule]
+            /// Content of the file [default: disk if it ends in .raw, .img, .qcow2, .vmdk, .vhdx, .vhd or
+            /// .ova, also with .gz, .xz or .zst after that, else capsule]
             #[arg(long, value_enum)]
             format: Option<ImportFormatArg>,
         };

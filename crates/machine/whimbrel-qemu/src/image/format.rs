@@ -22,8 +22,8 @@ const QCOW2: &[u8] = b"QFI\xfb";
 const VMDK: &[u8] = b"KDMV";
 const VHD: &[u8] = b"conectix";
 
-/// Archives, as containers and OVA are.
-const TAR: &str = "tar (OVA)";
+/// Archives, as containers and appliances are.
+const TAR: &str = "tar";
 
 /// Formats that are recognised and not read: magic, offset, name.
 const OTHERS: [(&[u8], usize, &str); 7] = [
@@ -235,7 +235,7 @@ mod tests {
         assert_eq!(of(b"KDMV", b""), ImageFormat::Vmdk);
         let mut tar = vec![0; 512];
         tar[257..262].copy_from_slice(b"ustar");
-        assert!(matches!(of(&tar, b""), ImageFormat::Other("tar (OVA)")));
+        assert!(matches!(of(&tar, b""), ImageFormat::Other("tar")));
         assert!(matches!(of(b"# Disk DescriptorFile\nversion=1", b""), ImageFormat::Other(_)));
     }
 

@@ -1,0 +1,214 @@
+//! Appliances (OVA): a tar archive with the description of a machine and its disks. DMTF DSP0243, section 5: the
+//! description comes first, then perhaps a manifest with checksums, then files in the order of the description.
+//!
+//! Of the description nothing is taken but that it is there: the disks become those of a capsule, in their
+//! order. Each is copied out, checked against the manifest, and then read as any other image.
+
+use super::disk_image::unnamed_file;
+use crate::core::{directories::Directories, error::DaemonError};
+use aws_lc_rs::digest::{Algorithm, Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256, SHA512};
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::{self, Write},
+    os::unix::fs::FileExt,
+    path::Path,
+};
+use whimbrel_qemu::ImageError;
+
+/// Most files that an appliance may have.
+const MEMBERS_MAX: usize = 1000;
+/// Longest manifest that is read.
+const MANIFEST_MAX: u64 = 1 << 20;
+/// Bytes that are copied at once.
+const PIECE: usize = 1 << 20;
+/// Ends of names of files that are no disks.
+const OTHERS: [&str; 7] = ["ovf", "mf", "cert", "iso", "nvram", "txt", "xml"];
+
+/// A file in an archive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Member {
+    name: String,
+    offset: u64,
+    length: u64,
+}
+
+/// Checksum of a file, as a manifest has it.
+type Checksum = (&'static Algorithm, String);
+
+/// Copies of the disks in an archive, each in a file without a name; none if it is no appliance.
+pub(super) fn disks_in(
+    layout: &Directories,
+    (archive, path): (&File, &Path),
+    cancelled: &dyn Fn() -> bool,
+) -> Result<Option<Vec<File>>, DaemonError> {
+    let failed = |source| DaemonError::Image { path: path.to_owned(), source };
+    let read = |source| failed(ImageError::Read(source));
+    let members = archive.try_clone().and_then(members).map_err(read)?;
+    if !members.first().is_some_and(|first| has_end(first, "ovf")) {
+        return Ok(None);
+    }
+    let manifest = members.iter().find(|member| has_end(member, "mf") && member.length <= MANIFEST_MAX);
+    let mut text = vec![0; manifest.map_or(0, |manifest| manifest.length as usize)];
+    if let Some(manifest) = manifest {
+        archive.read_exact_at(&mut text, manifest.offset).map_err(read)?;
+    }
+    let checksums = checksums(&String::from_utf8_lossy(&text));
+    let is_disk = |member: &&Member| !OTHERS.iter().any(|end| has_end(member, end));
+    let copy = |member: &Member| {
+        let copy = unnamed_file(layout, 0)?;
+        copied((archive, member), &copy, checksums.get(&member.name), cancelled).map_err(failed)?;
+        Ok(copy)
+    };
+    let disks = members.iter().filter(is_disk).map(copy).collect::<Result<Vec<_>, DaemonError>>()?;
+    match disks.is_empty() {
+        true => Err(failed(ImageError::Header { what: "the appliance has no disk" })),
+        false => Ok(Some(disks)),
+    }
+}
+
+fn has_end(member: &Member, end: &str) -> bool {
+    Path::new(&member.name).extension().is_some_and(|extension| extension.eq_ignore_ascii_case(end))
+}
+
+/// The files of an archive, in their order. Names are those of its headers alone: names of any length, which
+/// the archive's reader would hold in memory, are none that an appliance has.
+fn members(archive: File) -> io::Result<Vec<Member>> {
+    let mut archive = tar::Archive::new(archive);
+    let mut members = Vec::new();
+    for entry in archive.entries_with_seek()?.raw(true) {
+        let entry = entry?;
+        if !entry.header().entry_type().is_file() {
+            continue;
+        }
+        let name = String::from_utf8_lossy(&entry.path_bytes()).trim_start_matches("./").to_owned();
+        members.push(Member { name, offset: entry.raw_file_position(), length: entry.size() });
+        if members.len() > MEMBERS_MAX {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "it has too many files"));
+        }
+    }
+    Ok(members)
+}
+
+/// Checksums by file: lines like `SHA256(disk.vmdk)= 5f…`. Lines of other kinds are left out.
+fn checksums(manifest: &str) -> BTreeMap<String, Checksum> {
+    let line = |line: &str| {
+        let (kind, rest) = line.split_once('(')?;
+        let (name, digits) = rest.rsplit_once(')')?;
+        let algorithm: &'static Algorithm = match kind.trim() {
+            "SHA1" => &SHA1_FOR_LEGACY_USE_ONLY,
+            "SHA256" => &SHA256,
+            "SHA512" => &SHA512,
+            _ => return None,
+        };
+        let digits = digits.trim_start().strip_prefix('=')?.trim().to_ascii_lowercase();
+        Some((name.to_owned(), (algorithm, digits)))
+    };
+    manifest.lines().filter_map(line).collect()
+}
+
+/// Copies a file of the archive, and compares it with its checksum if it has one.
+fn copied(
+    (archive, member): (&File, &Member),
+    mut copy: &File,
+    checksum: Option<&Checksum>,
+    cancelled: &dyn Fn() -> bool,
+) -> Result<(), ImageError> {
+    let mut context = checksum.map(|(algorithm, _)| Context::new(algorithm));
+    let mut buffer = vec![0; PIECE];
+    let mut done = 0;
+    while done < member.length {
+        if cancelled() {
+            return Err(ImageError::Cancelled);
+        }
+        let piece = &mut buffer[..PIECE.min((member.length - done) as usize)];
+        archive.read_exact_at(piece, member.offset + done).map_err(|source| match source.kind() {
+            io::ErrorKind::UnexpectedEof => ImageError::Header { what: "the archive is cut off" },
+            _ => ImageError::Read(source),
+        })?;
+        context.iter_mut().for_each(|context| context.update(piece));
+        copy.write_all(piece).map_err(ImageError::Read)?;
+        done += piece.len() as u64;
+    }
+    let digest = context.map(|context| context.finish());
+    let digits = digest.map(|digest| digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect::<String>());
+    match checksum.zip(digits).is_none_or(|((_, expected), found)| *expected == found) {
+        true => Ok(()),
+        false => Err(ImageError::Header { what: "a disk is not the one of the appliance's manifest" }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{fs, path::PathBuf};
+
+    /// An archive of these files.
+    fn archive(dir: &Path, files: &[(&str, &[u8])]) -> PathBuf {
+        let path = dir.join("app.ova");
+        let mut builder = tar::Builder::new(File::create(&path).unwrap());
+        for (name, content) in files {
+            let mut header = tar::Header::new_ustar();
+            header.set_size(content.len() as u64);
+            header.set_mode(0o600);
+            builder.append_data(&mut header, name, *content).unwrap();
+        }
+        builder.into_inner().unwrap();
+        path
+    }
+
+    fn disks(dir: &Path, path: &Path) -> Result<Option<Vec<Vec<u8>>>, String> {
+        let layout = Directories::create(&dir.join("data"), &dir.join("run")).unwrap();
+        let found = disks_in(&layout, (&File::open(path).unwrap(), path), &|| false);
+        let content = |disk: File| {
+            let mut content = vec![0; disk.metadata().unwrap().len() as usize];
+            disk.read_exact_at(&mut content, 0).unwrap();
+            content
+        };
+        let found = found.map_err(|error| whimbrel_core::error_chain(&error).to_string())?;
+        Ok(found.map(|disks| disks.into_iter().map(content).collect()))
+    }
+
+    #[test]
+    fn the_disks_of_an_appliance_come_in_their_order_and_as_its_manifest_says() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let (one, other) = (vec![1; 3 << 20], vec![2; 5000]);
+        // printf 'other' has nothing to do with it: the digest is of 5,000 bytes of 2.
+        let digest = aws_lc_rs::digest::digest(&SHA256, &other);
+        let digits: String = digest.as_ref().iter().map(|byte| format!("{byte:02X}")).collect();
+        let manifest = format!("SHA256(z.vmdk)= {digits}\nSHA3(a.vmdk)= 00\nnothing\n");
+        let parts = |manifest: &str| {
+            let files: [(&str, &[u8]); 5] = [
+                ("app.ovf", b"<Envelope/>"),
+                ("app.mf", manifest.as_bytes()),
+                ("z.vmdk", &other),
+                ("./a.vmdk", &one),
+                ("drivers.ISO", b"no disk"),
+            ];
+            archive(dir.path(), &files)
+        };
+        assert_eq!(disks(dir.path(), &parts(&manifest)).unwrap(), Some(vec![other.clone(), one.clone()]));
+        let refused = disks(dir.path(), &parts(&manifest.replace("z.vmdk", "a.vmdk"))).unwrap_err();
+        assert!(refused.contains("manifest"), "{refused}");
+
+        let path = parts("");
+        let whole = fs::read(&path).unwrap();
+        fs::write(&path, &whole[..1 << 20]).unwrap();
+        assert!(disks(dir.path(), &path).is_err(), "it is cut off");
+        let without = archive(dir.path(), &[("app.ovf", b"<Envelope/>"), ("app.mf", b"")]);
+        assert!(disks(dir.path(), &without).unwrap_err().contains("no disk"));
+        let other = archive(dir.path(), &[("a.vmdk", b"a disk"), ("app.ovf", b"")]);
+        assert_eq!(disks(dir.path(), &other).unwrap(), None, "a description comes first");
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_manifest_and_no_archive_is_a_panic(text in "\\PC{0,200}", bytes in proptest::collection::vec(0..=255_u8, 0..2000)) {
+            let _ = checksums(&text);
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("archive");
+            fs::write(&path, bytes).unwrap();
+            let _ = members(File::open(path).unwrap());
+        }
+    }
+}
