@@ -21,7 +21,10 @@ use std::{
     sync::Arc,
     time::Duration,
 };
-use tokio::net::TcpStream;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+};
 use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 use whimbrel_core::{Digest, hex_id};
 
@@ -230,12 +233,21 @@ pub async fn connect(
     port: u16,
     pinned: Option<Fingerprint>,
 ) -> Result<client::TlsStream<TcpStream>, WebTlsError> {
-    let name = ServerName::try_from(host.to_owned()).map_err(|_| WebTlsError::Name { name: host.into() })?;
-    let connector = TlsConnector::from(Arc::new(client_config(pinned)?));
     let io = |action| move |source| WebTlsError::Io { action, source };
     let dialled = tokio::time::timeout(PATIENCE, TcpStream::connect((host, port))).await;
     let stream = dialled.map_err(|_| WebTlsError::Timeout)?.map_err(io("connect"))?;
     let _ = stream.set_nodelay(true);
+    connect_over(stream, host, pinned).await
+}
+
+/// Speaks TLS with `host` over a stream that leads there, and checks its certificate as [`connect`] does.
+pub async fn connect_over<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: S,
+    host: &str,
+    pinned: Option<Fingerprint>,
+) -> Result<client::TlsStream<S>, WebTlsError> {
+    let name = ServerName::try_from(host.to_owned()).map_err(|_| WebTlsError::Name { name: host.into() })?;
+    let connector = TlsConnector::from(Arc::new(client_config(pinned)?));
     let shaken = tokio::time::timeout(PATIENCE, connector.connect(name, stream)).await;
     shaken.map_err(|_| WebTlsError::Timeout)?.map_err(explain)
 }

@@ -4,7 +4,12 @@
 //! TLS, and a server that is silent is left. An image whose connection breaks is continued from where it
 //! broke, or begun anew if the server cannot do that.
 
-use super::{checksum::Checksum, location::Location, registry_login::Authorization};
+use super::{
+    checksum::Checksum,
+    location::Location,
+    proxy::{self, Route},
+    registry_login::Authorization,
+};
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::{
     Request, Response, StatusCode, Uri,
@@ -22,12 +27,7 @@ use std::{
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    net::TcpStream,
-    time::timeout,
-};
-use whimbrel_wire::web_tls;
+use tokio::time::timeout;
 
 /// Largest image file, and largest sum of the layers of an image.
 pub(super) const IMAGE_MAX: u64 = 256 << 30;
@@ -317,35 +317,25 @@ async fn get(location: &Location, from: u64, said: Said<'_>) -> Result<Response<
 }
 
 async fn ask(address: &Uri, from: u64, said: Said<'_>) -> Result<Response<Incoming>, FetchError> {
-    let host = address.host().unwrap_or_default();
-    let bare = host.trim_start_matches('[').trim_end_matches(']');
-    let secure = address.scheme_str() == Some("https");
-    let port = address.port_u16().unwrap_or(if secure { 443 } else { 80 });
-    let failed = |source: Box<dyn Error + Send + Sync>| FetchError::Connect { host: host.to_owned(), source };
-    match secure {
-        true => {
-            let stream = web_tls::connect(bare, port, None).await.map_err(|error| failed(error.into()))?;
-            send(address, (from, said), stream).await
-        }
-        false => {
-            let stream = TcpStream::connect((bare, port)).await.map_err(|error| failed(error.into()))?;
-            send(address, (from, said), stream).await
-        }
-    }
+    let host = address.host().unwrap_or_default().to_owned();
+    let route = proxy::connect(&proxy::PROXIES, address).await;
+    send(address, (from, said), route.map_err(|source| FetchError::Connect { host, source })?).await
 }
 
 async fn send(
     address: &Uri,
     (from, said): (u64, Said<'_>),
-    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    route: Route,
 ) -> Result<Response<Incoming>, FetchError> {
     let (mut sender, connection) =
-        http1::handshake(TokioIo::new(stream)).await.map_err(FetchError::broken)?;
+        http1::handshake(TokioIo::new(route.stream)).await.map_err(FetchError::broken)?;
     // The task ends with the body; its error reaches the reader too.
     tokio::spawn(connection);
-    let path = address.path_and_query().map_or("/", |path| path.as_str());
     let host = address.authority().map_or("", |place| place.as_str());
-    let mut request = Request::builder().uri(path).header(header::HOST, host);
+    let mut request = Request::builder().uri(route.target).header(header::HOST, host);
+    if let Some(headers) = request.headers_mut() {
+        headers.extend(route.headers);
+    }
     request = request.header(header::USER_AGENT, concat!("whimbrel/", env!("CARGO_PKG_VERSION")));
     if let Some(accept) = said.accept {
         request = request.header(header::ACCEPT, accept);

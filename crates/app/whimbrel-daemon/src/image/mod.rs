@@ -10,6 +10,7 @@ mod container;
 mod download;
 mod folder;
 mod location;
+mod proxy;
 mod registry;
 mod registry_login;
 mod signature;
