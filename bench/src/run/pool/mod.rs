@@ -75,6 +75,11 @@ pub(crate) const EXPERIMENTS: &[Experiment] = &[
         run: manager_away::run,
     },
     Experiment {
+        rows: &["application.pause"],
+        about: "how long a BLAST stands still for a checkpoint, in a pool and on the local disk",
+        run: tables::application_pause,
+    },
+    Experiment {
         rows: &["dcp"],
         about: "how long a training of four processes waits for a checkpoint",
         run: dcp::run,

@@ -1,15 +1,15 @@
-//! `similarity`, `application`: tables 3, 4 and 5 of the paper, over checkpoints of a BLAST that runs
-//! ([`super::blast`]).
+//! `similarity`, `application`, `application.pause`: tables 3, 4 and 5 of the paper, over checkpoints of a
+//! BLAST that runs ([`super::blast`]).
 
 use super::{
-    Context, Place, Processes,
+    Context, Members, Place, Processes,
     blast::Blast,
     cutting::digests,
     rate,
     window::{Cut, ours, paper},
     write,
 };
-use crate::harness::{Row, Samples, scratch};
+use crate::harness::{Goal, Row, Samples, in_turn, scratch};
 use anyhow::{Result, ensure};
 use std::{
     collections::HashSet,
@@ -82,9 +82,24 @@ pub(crate) fn similarity(context: &Context) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// A run of the program with checkpoints in `folder`: seconds in all, seconds that it stood still, bytes
-/// written.
-fn run(questions: usize, folder: &Path) -> Result<(f64, f64, u64)> {
+/// What a run of the program with checkpoints cost.
+struct Ran {
+    seconds: f64,
+    /// Of that the program stood still, in seconds.
+    stood: f64,
+    checkpoints: u64,
+    bytes: u64,
+}
+
+impl Ran {
+    /// Milliseconds that the program stood still for a checkpoint, in the mean.
+    fn pause(&self) -> f64 {
+        self.stood * 1e3 / self.checkpoints as f64
+    }
+}
+
+/// Runs the program with checkpoints in `folder`.
+fn run(questions: usize, folder: &Path) -> Result<Ran> {
     let mut blast = Blast::start(questions)?;
     let (begun, mut stood, mut bytes, mut number) = (Instant::now(), Duration::ZERO, 0, 0);
     loop {
@@ -92,7 +107,8 @@ fn run(questions: usize, folder: &Path) -> Result<(f64, f64, u64)> {
         while Instant::now() < next {
             if blast.is_done()? {
                 ensure!(number > 1, "the run was too short for checkpoints");
-                return Ok((begun.elapsed().as_secs_f64(), stood.as_secs_f64(), bytes));
+                let (seconds, stood) = (begun.elapsed().as_secs_f64(), stood.as_secs_f64());
+                return Ok(Ran { seconds, stood, checkpoints: number, bytes });
             }
             sleep(Duration::from_millis(5));
         }
@@ -106,33 +122,63 @@ fn run(questions: usize, folder: &Path) -> Result<(f64, f64, u64)> {
     }
 }
 
+/// How long the program stands still for a checkpoint that is synced, in a pool and on the local disk.
+pub(crate) fn application_pause(context: &Context) -> Result<Vec<Row>> {
+    let questions = context.times(200, 100);
+    let disk = scratch("application")?;
+    let pieces = Chunking::Fixed { size: 64 << 10 };
+    let ways = [
+        ("default policy", Policy::default()),
+        ("one copy, pieces of 64 KiB", Policy { copies: 1, cutting: pieces, ..Policy::default() }),
+    ];
+    let mut rows = Vec::new();
+    for (name, policy) in ways {
+        let members = Members::start(4)?;
+        let pool = members.pool()?;
+        pool.block(pool.set_policy(whimbrel_fuse::ROOT, Some(policy)))?;
+        let dir = TempDir::new()?;
+        let mount = members.mount(dir.path())?;
+        let (ours, local) = in_turn(
+            context.times(5, 2),
+            || run(questions, dir.path()),
+            || run(questions, disk.path()),
+        )?;
+        drop(mount);
+        let case = format!("BLAST, a checkpoint every 2 s, 4 benefactors, {name}");
+        let row = Row::new("application.pause", case, "ms", &Samples::of(&ours, Ran::pause));
+        let row = row.against("the local disk", &Samples::of(&local, Ran::pause));
+        rows.push(if rows.is_empty() { row.goal(Goal::PeerAtMost(0.75)) } else { row });
+    }
+    Ok(rows)
+}
+
 /// Table 5: the same program to the end, with checkpoints on the disk and in a pool of four benefactors
 /// behind 1 Gbit/s each.
 pub(crate) fn application(context: &Context) -> Result<Vec<Row>> {
     let questions = context.times(400, 100);
     let disk = scratch("application")?;
-    let (local, local_stood, local_bytes) = run(questions, disk.path())?;
+    let local = run(questions, disk.path())?;
     fs::remove_dir_all(disk.path())?;
     let mut rows = Vec::new();
     for (name, cutting) in [
         ("page by page", Chunking::Pages { average: 1 }),
         ("FsCH 64 KiB", Chunking::Fixed { size: 64 << 10 }),
     ] {
-        let (ours, stood, kept) = in_pool(questions, cutting)?;
+        let (ours, kept) = in_pool(questions, cutting)?;
         let one = |value| Samples::new(vec![value]);
         let row = |what: &str, unit, ours, theirs| {
             let case = format!("{name}: {what}");
             Row::new("application", case, unit, &one(ours)).against("the local disk", &one(theirs))
         };
-        rows.push(row("BLAST with a checkpoint every 2 s, to the end", "s", ours, local));
-        rows.push(row("of that it stood still for checkpoints", "s", stood, local_stood));
-        rows.push(row("kept of its checkpoints", "MB", kept as f64 / 1e6, local_bytes as f64 / 1e6));
+        rows.push(row("BLAST with a checkpoint every 2 s, to the end", "s", ours.seconds, local.seconds));
+        rows.push(row("of that it stood still for checkpoints", "s", ours.stood, local.stood));
+        rows.push(row("kept of its checkpoints", "MB", kept as f64 / 1e6, local.bytes as f64 / 1e6));
     }
     Ok(rows)
 }
 
-/// Seconds in all, seconds that the program stood still, and bytes that benefactors have in the end.
-fn in_pool(questions: usize, cutting: Chunking) -> Result<(f64, f64, u64)> {
+/// A run in a pool, and the bytes that benefactors have in the end.
+fn in_pool(questions: usize, cutting: Chunking) -> Result<(Ran, u64)> {
     let names = ["manager", "b0", "b1", "b2", "b3", "client"];
     let lab = Lab::with_hosts(&names)?;
     names.iter().try_for_each(|name| lab.limit(name, 1000))?;
@@ -146,8 +192,8 @@ fn in_pool(questions: usize, cutting: Chunking) -> Result<(f64, f64, u64)> {
     let policy = Policy { copies: 1, cutting, ..Policy::default() };
     pool.ask(async move |pool: Pool| Ok(pool.set_policy(whimbrel_fuse::ROOT, Some(policy)).await?))?;
     let mount = pool.mount("mnt")?;
-    let (ours, stood, _) = run(questions, &mount.path)?;
+    let ours = run(questions, &mount.path)?;
     // What benefactors say of themselves is some seconds old.
     sleep(Duration::from_secs(15));
-    Ok((ours, stood, pool.status()?.benefactors.iter().map(|member| member.used).sum()))
+    Ok((ours, pool.status()?.benefactors.iter().map(|member| member.used).sum()))
 }
