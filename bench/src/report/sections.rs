@@ -55,6 +55,10 @@ const ONE_HOST: Section = Section {
             "A hundred clones of a guest of 128 MiB that wakes once a second: time until all answer, memory of each.",
         ),
         (
+            "file.peer",
+            "A Debian guest of 2 GiB that compiles, suspended and resumed, beside QEMU 10's own migration to a file.",
+        ),
+        (
             "host.300",
             "Memory and processor time of a daemon with 300 machines that rest: guests that wake once a second.",
         ),

@@ -12,6 +12,7 @@ mod day;
 mod debian_images;
 mod disk_time;
 mod downtime;
+mod file_peer;
 mod images;
 mod keeper;
 mod kept;

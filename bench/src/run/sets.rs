@@ -76,6 +76,11 @@ const RUN: &[Experiment] = &[
         run: clone::run,
     },
     Experiment { rows: &["clone.hundred"], about: "a hundred clones at once", run: clone::hundred },
+    Experiment {
+        rows: &["file.peer"],
+        about: "suspend and resume a guest of 2 GiB, beside QEMU 10's migration to a file",
+        run: file_peer::run,
+    },
     Experiment { rows: &["host.300"], about: "a daemon with 300 machines that rest", run: resting::run },
 ];
 
