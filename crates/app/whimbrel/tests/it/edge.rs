@@ -111,6 +111,20 @@ fn ctrl_c_cancels_on_the_daemon_and_tells_what_is_left() {
 }
 
 #[test]
+fn clones_that_boot_are_gone_when_they_are_interrupted() {
+    let daemon = Daemon::start(0);
+    let mut command = daemon.command("clone golden --count 3 --prefix slow --set hostname=slow");
+    let mut child = command.stderr(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    daemon.wait_until_watched();
+    interrupt(&child);
+    let mut text = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{text}");
+    assert!(text.ends_with("error: cancelled: no clone is left\n"), "{text}");
+    assert_eq!(daemon.deleted(), ["slow-1", "slow-2"]);
+}
+
+#[test]
 fn a_reader_who_goes_away_is_no_error() {
     let daemon = Daemon::start(0);
     let mut child =

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use std::{
     path::PathBuf,
     process::{Command, Output, Stdio},
-    sync::Arc,
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 use tempfile::TempDir;
@@ -43,6 +43,8 @@ struct Script {
     watched: watch::Sender<bool>,
     /// Whether operation 2 was cancelled.
     cancelled: watch::Sender<bool>,
+    /// Machines that were deleted.
+    deleted: Mutex<Vec<String>>,
     /// The console sends this and then everything back that it gets.
     greeting: &'static str,
 }
@@ -55,6 +57,7 @@ impl Daemon {
             time_ms,
             watched: watch::channel(false).0,
             cancelled: watch::channel(false).0,
+            deleted: Mutex::default(),
             greeting: "login: ",
         };
         let script = Arc::new(script);
@@ -82,6 +85,10 @@ impl Daemon {
 
     pub(crate) fn wait_until_watched(&self) {
         wait_for("somebody to watch operation 2", || *self.script.watched.borrow());
+    }
+
+    pub(crate) fn deleted(&self) -> Vec<String> {
+        self.script.deleted.lock().unwrap().clone()
     }
 
     pub(crate) fn was_cancelled(&self) -> bool {
@@ -116,7 +123,7 @@ fn router(script: Arc<Script>) -> Router {
         .route(routes::HOSTS, get(hosts))
         .route(routes::USAGE, get(|| async { Json(usage()) }))
         .route(routes::MACHINES, get(machines).post(machine))
-        .route(routes::MACHINE, get(machine).delete(done))
+        .route(routes::MACHINE, get(machine).delete(delete_machine))
         .route(routes::MACHINE_STOP, post(machine))
         .route(routes::MACHINE_PAUSE, post(refuse))
         .route(routes::MACHINE_UNPAUSE, post(machine))
@@ -141,7 +148,7 @@ fn router(script: Arc<Script>) -> Router {
         .route(routes::RESUME, post(|| begin("resume")))
         .route(routes::CLONE, post(|| begin("clone")))
         .route(routes::MATCH, post(|| async { Json(golden()) }))
-        .route(routes::DERIVE, post(machine))
+        .route(routes::DERIVE, post(derive))
         .route(routes::PROMOTE, post(|| async { Json(promotion()) }))
         .route(routes::GRAPH, get(graph))
         .route(routes::CAPSULE_GRAPH, get(graph))
@@ -185,6 +192,24 @@ impl Script {
             "host": "alpha", "memory": 1048576, "images": [{"name": "memory", "pages": 256, "size": 1048576, "root": id('c')}],
             "parents": [id('a')], "labels": {"ticket": "4711"}})
     }
+}
+
+async fn delete_machine(State(script): State<Arc<Script>>, Path(name): Path<String>) -> StatusCode {
+    script.deleted.lock().unwrap().push(name);
+    StatusCode::NO_CONTENT
+}
+
+/// Machine with the name that was asked for. Of `slow-2` it takes until it was watched for a while.
+async fn derive(State(script): State<Arc<Script>>, Json(request): Json<Value>) -> Json<Value> {
+    if request["name"] == "slow-2" {
+        let _ = script.watched.send(true);
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+    let mut machine = script.machine();
+    if request["name"].as_str().is_some_and(|name| name.starts_with("slow")) {
+        machine["name"] = request["name"].clone();
+    }
+    Json(machine)
 }
 
 fn id(digit: char) -> String {
