@@ -413,7 +413,10 @@ const POOL: Section = Section {
             "similarity",
             "Content that checkpoints of a BLAST have in common, by ways to cut (tables 3 and 4).",
         ),
-        ("application.pause", "A BLAST that stands still while a checkpoint is written and synced, in a pool and on the local disk."),
+        (
+            "application.pause",
+            "A BLAST that stands still while a checkpoint is written and synced, in a pool and on the local disk.",
+        ),
         ("application", "A BLAST with a checkpoint every two seconds, on the disk and in a pool (table 5)."),
         ("tier", "A series of files in a pool whose segments lie in an S3 store, beside a pool without one."),
         ("capsules", "Two versions of a guest pushed into a pool, and resumed from there."),

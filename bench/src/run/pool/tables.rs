@@ -138,11 +138,8 @@ pub(crate) fn application_pause(context: &Context) -> Result<Vec<Row>> {
         pool.block(pool.set_policy(whimbrel_fuse::ROOT, Some(policy)))?;
         let dir = TempDir::new()?;
         let mount = members.mount(dir.path())?;
-        let (ours, local) = in_turn(
-            context.times(5, 2),
-            || run(questions, dir.path()),
-            || run(questions, disk.path()),
-        )?;
+        let (ours, local) =
+            in_turn(context.times(5, 2), || run(questions, dir.path()), || run(questions, disk.path()))?;
         drop(mount);
         let case = format!("BLAST, a checkpoint every 2 s, 4 benefactors, {name}");
         let row = Row::new("application.pause", case, "ms", &Samples::of(&ours, Ran::pause));

@@ -30,7 +30,8 @@ mod zero_device;
 pub use aligned_disk::{AlignedDisk, AlignmentMismatch, RawDisk, layout_of};
 pub use aligned_pages::{AlignedPageView, AlignedPages};
 pub use cow::{
-    CipherError, Cow, HeaderError, OverlayDir, OverlayError, OverlayFiles, OverlayKey, OverlayState, SectorCipher,
+    CipherError, Cow, HeaderError, OverlayDir, OverlayError, OverlayFiles, OverlayKey, OverlayState,
+    SectorCipher,
 };
 pub use device::{BlockError, Device, Extent, ExtentKind, ReadOnlyDevice};
 pub use disk_pages::DiskPages;

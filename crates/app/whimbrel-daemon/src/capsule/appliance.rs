@@ -27,14 +27,14 @@ const OTHERS: [&str; 7] = ["ovf", "mf", "cert", "iso", "nvram", "txt", "xml"];
 
 /// A file in an archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Member {
+struct ApplianceFile {
     name: String,
     offset: u64,
     length: u64,
 }
 
-/// Checksum of a file, as a manifest has it.
-type Checksum = (&'static Algorithm, String);
+/// FileChecksum of a file, as a manifest has it.
+type FileChecksum = (&'static Algorithm, String);
 
 /// Copies of the disks in an archive, each in a file without a name; none if it is no appliance.
 pub(super) fn disks_in(
@@ -54,8 +54,8 @@ pub(super) fn disks_in(
         archive.read_exact_at(&mut text, manifest.offset).map_err(read)?;
     }
     let checksums = checksums(&String::from_utf8_lossy(&text));
-    let is_disk = |member: &&Member| !OTHERS.iter().any(|end| has_end(member, end));
-    let copy = |member: &Member| {
+    let is_disk = |member: &&ApplianceFile| !OTHERS.iter().any(|end| has_end(member, end));
+    let copy = |member: &ApplianceFile| {
         let copy = unnamed_file(layout, 0)?;
         copied((archive, member), &copy, checksums.get(&member.name), cancelled).map_err(failed)?;
         Ok(copy)
@@ -67,13 +67,13 @@ pub(super) fn disks_in(
     }
 }
 
-fn has_end(member: &Member, end: &str) -> bool {
+fn has_end(member: &ApplianceFile, end: &str) -> bool {
     Path::new(&member.name).extension().is_some_and(|extension| extension.eq_ignore_ascii_case(end))
 }
 
 /// The files of an archive, in their order. Names are those of its headers alone: names of any length, which
 /// the archive's reader would hold in memory, are none that an appliance has.
-fn members(archive: File) -> io::Result<Vec<Member>> {
+fn members(archive: File) -> io::Result<Vec<ApplianceFile>> {
     let mut archive = tar::Archive::new(archive);
     let mut members = Vec::new();
     for entry in archive.entries_with_seek()?.raw(true) {
@@ -82,7 +82,7 @@ fn members(archive: File) -> io::Result<Vec<Member>> {
             continue;
         }
         let name = String::from_utf8_lossy(&entry.path_bytes()).trim_start_matches("./").to_owned();
-        members.push(Member { name, offset: entry.raw_file_position(), length: entry.size() });
+        members.push(ApplianceFile { name, offset: entry.raw_file_position(), length: entry.size() });
         if members.len() > MEMBERS_MAX {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "it has too many files"));
         }
@@ -91,7 +91,7 @@ fn members(archive: File) -> io::Result<Vec<Member>> {
 }
 
 /// Checksums by file: lines like `SHA256(disk.vmdk)= 5f…`. Lines of other kinds are left out.
-fn checksums(manifest: &str) -> BTreeMap<String, Checksum> {
+fn checksums(manifest: &str) -> BTreeMap<String, FileChecksum> {
     let line = |line: &str| {
         let (kind, rest) = line.split_once('(')?;
         let (name, digits) = rest.rsplit_once(')')?;
@@ -109,9 +109,9 @@ fn checksums(manifest: &str) -> BTreeMap<String, Checksum> {
 
 /// Copies a file of the archive, and compares it with its checksum if it has one.
 fn copied(
-    (archive, member): (&File, &Member),
+    (archive, member): (&File, &ApplianceFile),
     mut copy: &File,
-    checksum: Option<&Checksum>,
+    checksum: Option<&FileChecksum>,
     cancelled: &dyn Fn() -> bool,
 ) -> Result<(), ImageError> {
     let mut context = checksum.map(|(algorithm, _)| Context::new(algorithm));
@@ -131,7 +131,8 @@ fn copied(
         done += piece.len() as u64;
     }
     let digest = context.map(|context| context.finish());
-    let digits = digest.map(|digest| digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect::<String>());
+    let digits =
+        digest.map(|digest| digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect::<String>());
     match checksum.zip(digits).is_none_or(|((_, expected), found)| *expected == found) {
         true => Ok(()),
         false => Err(ImageError::Header { what: "a disk is not the one of the appliance's manifest" }),

@@ -217,7 +217,7 @@ impl Daemon {
             return self.import_container((image, host), (path, name, labels), reporter);
         }
         let disks = open_images(&self.directories, path, &|| reporter.is_cancelled())?;
-        self.import_disks(NewDisks { disks, path, name, labels, boot: None }, reporter)
+        self.import_disks(ImportedDisks { disks, path, name, labels, boot: None }, reporter)
     }
 
     fn import_capsule(
@@ -253,10 +253,10 @@ impl Daemon {
     /// Makes a disk-only capsule of disks.
     pub(crate) fn import_disks(
         &self,
-        new: NewDisks<'_>,
+        new: ImportedDisks<'_>,
         reporter: &ProgressReporter,
     ) -> Result<CapsuleId, DaemonError> {
-        let NewDisks { disks, path, name, labels, boot } = new;
+        let ImportedDisks { disks, path, name, labels, boot } = new;
         let write = refs::store_error("write the image");
         let sizes: Vec<_> = disks.iter().map(|disk| ByteSize(disk.size())).collect();
         let writer = self.store.writer().map_err(refs::store_error("begin to write"))?;
@@ -333,7 +333,7 @@ fn write_disk(
 }
 
 /// Disks that become a capsule.
-pub(crate) struct NewDisks<'a> {
+pub(crate) struct ImportedDisks<'a> {
     pub(crate) disks: Vec<FileDevice>,
     /// What errors call it.
     pub(crate) path: &'a Path,

@@ -6,7 +6,7 @@
 use crate::{
     capsule::{
         disk_image::{PROGRAM, ScratchDir, unnamed_file},
-        maintenance::{BootContent, NewDisks},
+        maintenance::{BootContent, ImportedDisks},
     },
     core::{error::DaemonError, operations::ProgressReporter},
     daemon::Daemon,
@@ -123,7 +123,7 @@ impl Daemon {
         let layers = image.layers.into_iter().chain([top]).collect();
         let disk = self.file_system(layers, (path, self.images.containers.size()), reporter)?;
         let disk = FileDevice::new(disk, true).map_err(|source| DaemonError::io("read", path, source))?;
-        self.import_disks(NewDisks { disks: vec![disk], path, name, labels, boot: Some(boot) }, reporter)
+        self.import_disks(ImportedDisks { disks: vec![disk], path, name, labels, boot: Some(boot) }, reporter)
     }
 
     /// A file system of `size` bytes with the files of all layers.

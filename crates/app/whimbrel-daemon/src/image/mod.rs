@@ -25,7 +25,7 @@ pub use sources::{ImageSource, ImageSourceKind};
 use crate::{
     capsule::{
         disk_image::{disk_in, unnamed_file},
-        maintenance::NewDisks,
+        maintenance::ImportedDisks,
     },
     core::{error::DaemonError, operations::ProgressReporter},
     daemon::Daemon,
@@ -160,7 +160,10 @@ impl Daemon {
         self.runtime.block_on(wanted.run(&mut progress)).map_err(failed)?;
         reporter.progress("converting", Unit::Bytes, 0, None);
         let disk = disk_in(&self.directories, (file, path), &|| reporter.is_cancelled())?;
-        self.import_disks(NewDisks { disks: vec![disk], path, name: &name.tag(), labels, boot: None }, reporter)
+        self.import_disks(
+            ImportedDisks { disks: vec![disk], path, name: &name.tag(), labels, boot: None },
+            reporter,
+        )
     }
 }
 

@@ -25,13 +25,13 @@ pub(super) static PROXIES: LazyLock<Matcher> = LazyLock::new(Matcher::from_env);
 type Failure = Box<dyn Error + Send + Sync>;
 
 /// Stream to a server.
-pub(super) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+pub(super) trait ServerStream: AsyncRead + AsyncWrite + Unpin + Send {}
 
-impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> ServerStream for T {}
 
 /// Connection on which a server can be asked for an address.
 pub(super) struct Route {
-    pub(super) stream: Box<dyn Stream>,
+    pub(super) stream: Box<dyn ServerStream>,
     /// What the server is asked for: a path, or the whole address if it is a proxy.
     pub(super) target: String,
     /// Headers for a proxy.
@@ -80,7 +80,7 @@ async fn tunnel(
     stream: TcpStream,
     server: &str,
     login: Option<HeaderValue>,
-) -> Result<impl Stream + use<>, Failure> {
+) -> Result<impl ServerStream + use<>, Failure> {
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     tokio::spawn(connection.with_upgrades());
     let mut request = Request::connect(server).header(header::HOST, server);

@@ -111,7 +111,10 @@ mod tests {
                 cache.replace("small", &content).unwrap();
                 assert_eq!(cache.load("small", len as u64).unwrap(), content);
                 let stored = fs::read(path.join("small")).unwrap();
-                assert_eq!(len > 15 && stored.windows(16).any(|part| part == [7; 16]), len > 15 && key_file.is_none());
+                assert_eq!(
+                    len > 15 && stored.windows(16).any(|part| part == [7; 16]),
+                    len > 15 && key_file.is_none()
+                );
             }
             assert_eq!(cache.load("small", 100).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
             assert_eq!(cache.load("none", 100).unwrap_err().kind(), io::ErrorKind::NotFound);

@@ -142,7 +142,8 @@ fn read_secret(file: &Path, cache: &Path) -> Result<[u8; 32], CacheKeyError> {
     }
     let text = fs::read_to_string(file).map_err(failed)?;
     let key = text.trim().parse::<Digest>();
-    key.map(|key| key.0).map_err(|_| unusable("it has not 64 hexadecimal digits, as of `openssl rand -hex 32`"))
+    key.map(|key| key.0)
+        .map_err(|_| unusable("it has not 64 hexadecimal digits, as of `openssl rand -hex 32`"))
 }
 
 #[cfg(test)]
@@ -180,7 +181,10 @@ mod tests {
         let (dir, keys) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let open = |file: &Path| CacheKey::open(dir.path(), Some(file), true);
         for text in ["", "a7", &"g".repeat(64), &"a7".repeat(40), &" ".repeat(5000)] {
-            assert!(matches!(open(&key_file(keys.path(), text)), Err(CacheKeyError::Unusable { .. })), "{text}");
+            assert!(
+                matches!(open(&key_file(keys.path(), text)), Err(CacheKeyError::Unusable { .. })),
+                "{text}"
+            );
         }
         let path = key_file(keys.path(), &"a7".repeat(32));
         fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();

@@ -15,7 +15,9 @@ use super::{
     write_back::write_queue::WriteBack,
 };
 use crate::{
-    cache::{BlockCache, CacheDir, CacheError, DiskStorage, FileId, Geometry, MemoryStorage, Storage, has_unsent},
+    cache::{
+        BlockCache, CacheDir, CacheError, DiskStorage, FileId, Geometry, MemoryStorage, Storage, has_unsent,
+    },
     proto::{End, EndCall, FilesystemSpace, Ident, RelPath, Time},
 };
 use serde::{Deserialize, Serialize};

@@ -5,7 +5,8 @@ use std::{io, path::PathBuf};
 use whimbrel_wire::{CallError, ConnectError};
 
 /// Error for write-back in a session without a cache.
-pub(super) const NO_CACHE_TEXT: &str = "write-back is not possible without a cache: use write none or through";
+pub(super) const NO_CACHE_TEXT: &str =
+    "write-back is not possible without a cache: use write none or through";
 
 /// Reasons why a session cannot start.
 #[derive(Debug, thiserror::Error)]

@@ -86,7 +86,8 @@ fn size(bytes: u64) -> String {
 /// Lists the conflicts of a session.
 pub(super) fn list(session: &ControlResponse, context: &Context) -> Result<(), CliError> {
     let cache = cache_of(session)?;
-    let listed: Vec<Conflict> = all(&cache)?.iter().map(|copy| Conflict::of(copy, (session, &cache))).collect();
+    let listed: Vec<Conflict> =
+        all(&cache)?.iter().map(|copy| Conflict::of(copy, (session, &cache))).collect();
     context.output.result(&listed, |listed| {
         let rows = listed.iter().map(|row| {
             let absent = if row.absent == 0 { "-".to_owned() } else { size(row.absent) };

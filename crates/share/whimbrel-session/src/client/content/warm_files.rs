@@ -14,13 +14,7 @@ use crate::client::{
 };
 use crate::proto::{Attr, Kind, PAGE, RelPath};
 use serde::{Deserialize, Serialize};
-use std::{
-    collections::VecDeque,
-    io,
-    sync::Arc,
-    thread,
-    time::Duration,
-};
+use std::{collections::VecDeque, io, sync::Arc, thread, time::Duration};
 use whimbrel_core::{ByteSize, lock};
 use whimbrel_fuse::{Errno, Result};
 
