@@ -1,5 +1,5 @@
-//! `file.peer`: a Debian guest of 2 GiB that compiles is suspended and resumed on one host, beside QEMU 10's own
-//! migration to a file, `mapped-ram` with `multifd` (QEMU, docs/devel/migration/mapped-ram.rst).
+//! `file.peer`: a Debian guest of 2 GiB that compiles is suspended and resumed on one host, beside QEMU 10's
+//! own migration to a file, `mapped-ram` with `multifd` (QEMU, docs/devel/migration/mapped-ram.rst).
 //!
 //! Time is from the request to suspend until the guest, in a new process, answers; the file of the peer is
 //! synced, as our store is. Bytes are what the host keeps of the suspended guest, its disk's changes included
@@ -128,7 +128,7 @@ impl Newer {
             ..LaunchSpec::new(plan.config()?, &folder, ram)
         };
         let below = |path: &str| root.join(path);
-        // Its own loader finds its libraries, so that it needs no root of its own.
+        // The loader of that Debian finds its libraries, so that QEMU needs no root of its own.
         let mut command = Command::new(below("lib64/ld-linux-x86-64.so.2"));
         command.arg("--library-path").arg(below("usr/lib/x86_64-linux-gnu"));
         command.arg(below("usr/bin/qemu-system-x86_64"));

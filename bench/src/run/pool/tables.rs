@@ -85,7 +85,7 @@ pub(crate) fn similarity(context: &Context) -> Result<Vec<Row>> {
 /// What a run of the program with checkpoints cost.
 struct Ran {
     seconds: f64,
-    /// Of that the program stood still, in seconds.
+    /// Seconds that the program stood still.
     stood: f64,
     checkpoints: u64,
     bytes: u64,

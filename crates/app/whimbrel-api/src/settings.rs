@@ -157,8 +157,8 @@ pub struct HardwareChange {
     /// Disks that become larger; what is added reads as zeros.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub disk_sizes: Vec<DiskSize>,
-    /// Whether all CD-ROM drives are taken away. Those of a machine that runs stay, and each gets another of the
-    /// media in `add_cdroms`.
+    /// Whether all CD-ROM drives are taken away. Those of a machine that runs stay, and each gets another of
+    /// the media in `add_cdroms`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub eject: bool,
     /// Absolute paths of media for CD-ROM drives to add, on the host.

@@ -272,8 +272,8 @@ impl Daemon {
         address.map_or(Ok(()), |address| self.networks.check_address(bridge, address))
     }
 
-    /// Registers a new machine, which has in its first port the address that its guest was told, and publishes
-    /// its ports. If that fails, nothing of the machine is left.
+    /// Registers a new machine, which has in its first port the address that its guest was told, and
+    /// publishes its ports. If that fails, nothing of the machine is left.
     pub(crate) fn register_new(
         self: &Arc<Self>,
         (record, live): (Record, RunningMachine),
@@ -285,7 +285,8 @@ impl Daemon {
             None => self.register_started(record, live)?,
             Some((address, nic)) => {
                 // Before a processor runs, and before a record says that the machine is there: a daemon that
-                // dies leaves an address without a machine, which nobody keeps, and not a machine without its own.
+                // dies leaves an address without a machine, which nobody keeps, and not a machine without its
+                // own.
                 let _steady = self.networks.hold_steady();
                 if let Err(error) = self.networks.reserve(&name, &nic, address) {
                     live.end();

@@ -1,7 +1,8 @@
-//! Appliances (OVA): a tar archive with the description of a machine and its disks. DMTF DSP0243, section 5: the
-//! description comes first, then perhaps a manifest with checksums, then files in the order of the description.
+//! Appliances (OVA): a tar archive with the description of a machine and its disks. DMTF DSP0243, section 5:
+//! the description comes first, then perhaps a manifest with checksums, then files in the order of the
+//! description.
 //!
-//! Of the description nothing is taken but that it is there: the disks become those of a capsule, in their
+//! Nothing is taken of the description but that it is there: the disks become those of a capsule, in their
 //! order. Each is copied out, checked against the manifest, and then read as any other image.
 
 use super::disk_image::unnamed_file;

@@ -8,11 +8,11 @@ use whimbrel_qemu::HotplugError;
 pub type Medium = (DiskConfig, DiskBase);
 
 impl RunningMachine {
-    /// Puts other media into the CD-ROM drives of the machine, one into each. Its guest sees the trays open and
-    /// close; unless by `force`, it has to let go of what is in them.
+    /// Puts other media into the CD-ROM drives of the machine, one into each. Its guest sees the trays open
+    /// and close; unless by `force`, it has to let go of what is in them.
     ///
-    /// On failure the media of before are in the drives again. A drive whose medium cannot be read any more is
-    /// none of the machine's afterwards.
+    /// On failure the media of before are in the drives again. A drive whose medium cannot be read any more
+    /// is none of the machine's afterwards.
     pub fn change_media(&mut self, media: Vec<Medium>, force: bool) -> Result<(), RunningError> {
         let first = self.disks.len().saturating_sub(media.len());
         for drive in first..self.disks.len() {

@@ -152,8 +152,8 @@ Examples:
     import {
         /// Read a capsule or a disk image from a file into the store
         ///
-        /// A disk image becomes a disk-only capsule, which boots when it is resumed; an appliance (OVA) becomes
-        /// one with its disks. Images that name other files, like a backing file, are refused.
+        /// A disk image becomes a disk-only capsule, which boots when it is resumed; an appliance (OVA)
+        /// becomes one with its disks. Images that name other files, like a backing file, are refused.
         "\
 Examples:
   whimbrel import /backup/web.capsule web

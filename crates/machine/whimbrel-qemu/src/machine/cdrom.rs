@@ -49,7 +49,8 @@ impl Qemu {
         Ok(())
     }
 
-    /// Puts the medium whose NBD server is there now into the open tray of drive `index`, and closes the tray.
+    /// Puts the medium whose NBD server is there now into the open tray of drive `index`, and closes the
+    /// tray.
     pub fn insert_medium(&self, index: usize) -> Result<(), HotplugError> {
         let disk = format!("disk{index}");
         self.add_nodes(index, true)?;

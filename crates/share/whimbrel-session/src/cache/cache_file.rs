@@ -41,8 +41,8 @@ impl CacheFile {
         self.file.set_len(len.next_multiple_of(unit))
     }
 
-    /// Reads as much of `out` as there is from `at` on, and returns the number of bytes. An encrypted file has
-    /// zeros up to the end of its last sector.
+    /// Reads as much of `out` as there is from `at` on, and returns the number of bytes. An encrypted file
+    /// has zeros up to the end of its last sector.
     pub(crate) fn read(&self, at: u64, out: &mut [u8]) -> io::Result<usize> {
         let Some(cipher) = &self.cipher else { return fill(&self.file, out, at) };
         let (start, end) = sectors(at, out.len());

@@ -1,8 +1,8 @@
 //! Key of an encrypted cache.
 //!
 //! Each file of the cache has a cipher of its own, by the key, a salt of the cache and the name of the file
-//! (BLAKE3's derivation of keys). The file `key` of the cache has the salt and a value that only the right key
-//! gives, so that a wrong key is told from damage.
+//! (BLAKE3's derivation of keys). The file `key` of the cache has the salt and a value that only the right
+//! key gives, so that a wrong key is told from damage.
 
 use std::{
     fs, io,

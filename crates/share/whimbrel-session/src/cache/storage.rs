@@ -77,7 +77,7 @@ impl DiskStorage {
         parts.into_iter().try_fold(true, |empty, part| Ok(empty && self.len(part)? == 0))
     }
 
-    /// The same storage, whose files are encrypted with this key.
+    /// Storage in the same files, which are encrypted with this key.
     pub(super) fn encrypted_with(mut self, key: &CacheKey) -> Self {
         let [first, second] = &mut self.journals;
         for (file, name) in [&mut self.frames, first, second].into_iter().zip(NAMES) {

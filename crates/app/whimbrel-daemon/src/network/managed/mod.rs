@@ -351,9 +351,9 @@ impl ManagedNetworks {
         network.map_or(Ok(()), |network| network.record.check_address(None, wanted))
     }
 
-    /// Gives a port of a machine the address that its guest was told, if it is in a managed network: that would
-    /// else give it another one, and drop what it sends from its own. An address of a machine that is not there
-    /// stays as long as the caller holds the networks steady.
+    /// Gives a port of a machine the address that its guest was told, if it is in a managed network: that
+    /// would else give it another one, and drop what it sends from its own. An address of a machine that is
+    /// not there stays as long as the caller holds the networks steady.
     pub(crate) fn reserve(
         &self,
         name: &MachineName,

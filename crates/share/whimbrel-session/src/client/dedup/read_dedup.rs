@@ -130,8 +130,8 @@ impl Core {
     }
 
     fn record_places(&self, file: FileId, offset: u64, digests: &[Option<Digest>]) {
-        // Without a cache on disk, frames are in memory and cannot be found again. Of one that is encrypted, the
-        // table would tell what content it has.
+        // Without a cache on disk, frames are in memory and cannot be found again. Of one that is encrypted,
+        // the table would tell what content it has.
         if !self.options.has_cache() || self.cache_dir.is_encrypted() {
             return;
         }

@@ -20,7 +20,7 @@ use std::{
 use whimbrel_fuse::Errno;
 
 const VERSION: u32 = 1;
-/// Its name in the directory of the cache.
+/// Name of the history in the directory of the cache.
 const FILE: &str = "reads";
 /// Most blocks recorded in one session: 4 GiB in blocks of 64 KiB.
 const MAX_BLOCKS: usize = 65_536;
