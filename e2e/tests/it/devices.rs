@@ -179,7 +179,10 @@ fn a_machine_that_runs_gets_another_cdrom_once_it_lets_go_of_the_one_that_it_rea
     let files = GuestFiles::generic();
     let address = Some(format!("{GUEST_ADDRESS}/24"));
     let options = GuestOptions { address, work: Work::GuestAgent, ..GuestOptions::default() }.to_string();
-    let run = ["run", "web", "--memory", "256M", "--net", "br0", "--cdrom", text(&first)];
+    let disk = cluster.disk.path().join("web.raw");
+    image::ext4(&disk, 32, None).expect("a disk");
+    let media = ["--disk", text(&disk), "--cdrom", text(&first)];
+    let run = [&["run", "web", "--memory", "256M", "--net", "br0"][..], &media].concat();
     let boot = ["--kernel", text(&files.kernel), "--initrd", text(&files.initrd), "--append", &options];
     alpha.run(&[&run[..], &boot].concat());
     console(alpha, "web").wait_ready(PATIENCE).expect("a guest that is up");
@@ -207,7 +210,7 @@ fn a_machine_that_runs_gets_another_cdrom_once_it_lets_go_of_the_one_that_it_rea
     ask_for(client, guest, CLOSE, "closed");
     alpha.run(&change);
     ask_for(client, guest, WORD, "other");
-    assert_eq!(disks(alpha), [true]);
+    assert_eq!(disks(alpha), [false, true]);
     alpha.run(&["migrate", "web", "beta"]);
     ask_for(client, guest, WORD, "other");
     assert_same_life(&born, &checked(cluster.host("beta")));

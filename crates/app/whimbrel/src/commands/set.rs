@@ -25,7 +25,7 @@ Examples:
   whimbrel set web --remove-disk 1                        the disk, with all that is on it
   whimbrel set desk --eject                               after the installation
   whimbrel set desk --cdrom rescue.iso --boot cdrom
-  whimbrel set desk --eject --cdrom drivers.iso           the other CD-ROM, also while the machine runs
+  whimbrel set desk --eject --cdrom drivers.iso           another one, also while it runs
 
 Hardware changes while the machine is stopped; the next start boots it with that. A machine that runs gets disks and \
 network ports too, and loses the last that it got so, once its guest lets go of it. Its CD-ROM drives stay, and get \

@@ -26,14 +26,22 @@ impl Qemu {
         let drive = json!({"id": format!("disk{index}"), "force": force});
         let deadline = Instant::now() + RELEASE;
         loop {
-            match self.qmp.execute("blockdev-open-tray", drive.clone()) {
-                Ok(_) => return Ok(()),
-                // QEMU has asked the guest.
-                Err(QmpError::Refused { .. }) if Instant::now() < deadline => thread::sleep(TRAY_POLL),
-                Err(QmpError::Refused { .. }) => return Err(HotplugError::Held),
-                Err(error) => return Err(error.into()),
+            // Of a tray that is locked QEMU says that it is done when it has asked the guest.
+            self.qmp.execute("blockdev-open-tray", drive.clone())?;
+            match self.has_open_tray(index)? {
+                true => return Ok(()),
+                false if Instant::now() < deadline => thread::sleep(TRAY_POLL),
+                false => return Err(HotplugError::Held),
             }
         }
+    }
+
+    fn has_open_tray(&self, index: usize) -> Result<bool, QmpError> {
+        let answer = self.qmp.execute("query-block", json!({}))?;
+        let malformed = || QmpError::Malformed { command: "query-block".into() };
+        let drive = format!("disk{index}");
+        let found = answer.as_array().ok_or_else(malformed)?.iter().find(|drives| drives["qdev"] == drive);
+        found.and_then(|drive| drive["tray_open"].as_bool()).ok_or_else(malformed)
     }
 
     /// Closes the tray of drive `index`, with the medium that it has. A tray that is closed stays so.
