@@ -822,7 +822,8 @@ class HardwareChange(TypedDict):
     disk_sizes: NotRequired[list[DiskSize]]
     #: Whether it has a screen, a keyboard and a pointer.
     display: NotRequired[bool | None]
-    #: Whether all CD-ROM drives are taken away.
+    #: Whether all CD-ROM drives are taken away. Those of a machine that runs stay, and each gets
+    #: another of the media in `add_cdroms`.
     eject: NotRequired[bool]
     #: Size of the guest memory, a multiple of 1 MiB.
     memory: NotRequired[int | None]
