@@ -133,9 +133,9 @@ impl Newer {
         command.arg("--library-path").arg(below("usr/lib/x86_64-linux-gnu"));
         command.arg(below("usr/bin/qemu-system-x86_64"));
         command.env("QEMU_MODULE_DIR", below("usr/lib/x86_64-linux-gnu/qemu"));
-        ["usr/share/qemu", "usr/share/seabios"]
-            .iter()
-            .for_each(|path| drop(command.arg("-L").arg(below(path))));
+        for firmware in ["usr/share/qemu", "usr/share/seabios"] {
+            command.arg("-L").arg(below(firmware));
+        }
         command.args(spec.argv()?).stdin(Stdio::null()).stdout(Stdio::null());
         command.stderr(File::create(folder.join("qemu.log"))?);
         let mut child = command.spawn().context("QEMU 10")?;

@@ -98,7 +98,8 @@ fn measure(hosts: &Hosts, mbit: u64, (case, work): (&str, Work), times: usize) -
     Ok(measured)
 }
 
-/// A move of a peer. One that fails is done again: of some, the guest now and then does not answer afterwards.
+/// A move of a peer. One that fails is done again: of some, the guest now and then does not answer
+/// afterwards.
 fn again(way: &dyn Fn() -> Result<Moved>, (case, peer): (&str, &str)) -> Option<Moved> {
     for _ in 0..ATTEMPTS {
         match way() {

@@ -26,7 +26,7 @@ impl Qemu {
         let drive = json!({"id": format!("disk{index}"), "force": force});
         let deadline = Instant::now() + RELEASE;
         loop {
-            // Of a tray that is locked QEMU says that it is done when it has asked the guest.
+            // QEMU says of a locked tray that it is done when it has asked the guest.
             self.qmp.execute("blockdev-open-tray", drive.clone())?;
             match self.has_open_tray(index)? {
                 true => return Ok(()),
