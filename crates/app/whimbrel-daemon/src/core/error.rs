@@ -303,6 +303,10 @@ impl DaemonError {
                 "copy the one that you want: `skopeo copy oci-archive:{}:NAME oci-archive:ONE.tar:NAME`",
                 path.display()
             ),
+            Self::Image { path, source: ImageError::Unsupported { format: "tar" } } => format!(
+                "a container image has `oci-layout` or `manifest.json`, an appliance an OVF file first: `tar -tf {}` lists it",
+                path.display()
+            ),
             Self::Image { path, source: ImageError::NeedsFile { .. } | ImageError::Unsupported { .. } } => format!(
                 "make one file of it where you trust all of them: `qemu-img convert -O qcow2 {} NEW.qcow2`",
                 path.display()
