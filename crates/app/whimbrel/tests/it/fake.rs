@@ -202,7 +202,7 @@ async fn delete_machine(State(script): State<Arc<Script>>, Path(name): Path<Stri
 /// Machine with the name that was asked for. Of `slow-2` it takes until it was watched for a while.
 async fn derive(State(script): State<Arc<Script>>, Json(request): Json<Value>) -> Json<Value> {
     if request["name"] == "slow-2" {
-        let _ = script.watched.send(true);
+        script.watched.send_replace(true);
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
     let mut machine = script.machine();
