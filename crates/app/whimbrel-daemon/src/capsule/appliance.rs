@@ -3,19 +3,17 @@
 //! description.
 //!
 //! Nothing is taken of the description but that it is there: the disks become those of a capsule, in their
-//! order. Each is copied out, checked against the manifest, and then read as any other image.
+//! order. Each is copied out, checked against the manifest if there is one, and then read as any other image.
 
 use super::disk_image::unnamed_file;
-use crate::core::{directories::Directories, error::DaemonError};
-use aws_lc_rs::digest::{Algorithm, Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256, SHA512};
-use std::{
-    collections::BTreeMap,
-    fs::File,
-    io::{self, Write},
-    os::unix::fs::FileExt,
-    path::Path,
+use crate::{
+    core::{directories::Directories, error::DaemonError},
+    machine::new_disks::check_count,
 };
-use whimbrel_qemu::ImageError;
+use aws_lc_rs::digest::{Algorithm, Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256, SHA512};
+use std::{collections::BTreeMap, fs::File, io, os::unix::fs::FileExt, path::Path};
+use whimbrel_core::is_zero;
+use whimbrel_qemu::{ImageError, MAX_DISKS};
 
 /// Most files that an appliance may have.
 const MEMBERS_MAX: usize = 1000;
@@ -34,7 +32,7 @@ struct ApplianceFile {
     length: u64,
 }
 
-/// FileChecksum of a file, as a manifest has it.
+/// Checksum of a file, as a manifest has it.
 type FileChecksum = (&'static Algorithm, String);
 
 /// Copies of the disks in an archive, each in a file without a name; none if it is no appliance.
@@ -49,23 +47,38 @@ pub(super) fn disks_in(
     if !members.first().is_some_and(|first| has_end(first, "ovf")) {
         return Ok(None);
     }
-    let manifest = members.iter().find(|member| has_end(member, "mf") && member.length <= MANIFEST_MAX);
-    let mut text = vec![0; manifest.map_or(0, |manifest| manifest.length as usize)];
-    if let Some(manifest) = manifest {
-        archive.read_exact_at(&mut text, manifest.offset).map_err(read)?;
-    }
-    let checksums = checksums(&String::from_utf8_lossy(&text));
     let is_disk = |member: &&ApplianceFile| !OTHERS.iter().any(|end| has_end(member, end));
+    let disks: Vec<_> = members.iter().filter(is_disk).collect();
+    if disks.is_empty() {
+        return Err(failed(ImageError::Header { what: "the appliance has no disk" }));
+    }
+    check_count("disks", disks.len(), MAX_DISKS)?;
+    let manifest = members.iter().find(|member| has_end(member, "mf"));
+    let checksums = manifest.map(|manifest| read_manifest(archive, manifest)).transpose().map_err(failed)?;
     let copy = |member: &ApplianceFile| {
+        let checksum = checksums.as_ref().map(|checksums| {
+            let unlisted =
+                ImageError::Header { what: "the manifest has no checksum of a disk that is known" };
+            checksums.get(&member.name).ok_or(unlisted)
+        });
         let copy = unnamed_file(layout, 0)?;
-        copied((archive, member), &copy, checksums.get(&member.name), cancelled).map_err(failed)?;
+        let checksum = checksum.transpose().map_err(failed)?;
+        copied((archive, member), &copy, checksum, cancelled).map_err(failed)?;
         Ok(copy)
     };
-    let disks = members.iter().filter(is_disk).map(copy).collect::<Result<Vec<_>, DaemonError>>()?;
-    match disks.is_empty() {
-        true => Err(failed(ImageError::Header { what: "the appliance has no disk" })),
-        false => Ok(Some(disks)),
+    disks.into_iter().map(copy).collect::<Result<_, DaemonError>>().map(Some)
+}
+
+fn read_manifest(
+    archive: &File,
+    manifest: &ApplianceFile,
+) -> Result<BTreeMap<String, FileChecksum>, ImageError> {
+    if manifest.length > MANIFEST_MAX {
+        return Err(ImageError::Header { what: "the manifest of the appliance is too long" });
     }
+    let mut text = vec![0; manifest.length as usize];
+    archive.read_exact_at(&mut text, manifest.offset).map_err(ImageError::Read)?;
+    Ok(checksums(&String::from_utf8_lossy(&text)))
 }
 
 fn has_end(member: &ApplianceFile, end: &str) -> bool {
@@ -108,10 +121,10 @@ fn checksums(manifest: &str) -> BTreeMap<String, FileChecksum> {
     manifest.lines().filter_map(line).collect()
 }
 
-/// Copies a file of the archive, and compares it with its checksum if it has one.
+/// Copies a file of the archive without its zeros, and compares it with its checksum if it has one.
 fn copied(
     (archive, member): (&File, &ApplianceFile),
-    mut copy: &File,
+    copy: &File,
     checksum: Option<&FileChecksum>,
     cancelled: &dyn Fn() -> bool,
 ) -> Result<(), ImageError> {
@@ -128,9 +141,12 @@ fn copied(
             _ => ImageError::Read(source),
         })?;
         context.iter_mut().for_each(|context| context.update(piece));
-        copy.write_all(piece).map_err(ImageError::Read)?;
+        if !is_zero(piece) {
+            copy.write_all_at(piece, done).map_err(ImageError::Read)?;
+        }
         done += piece.len() as u64;
     }
+    copy.set_len(done).map_err(ImageError::Read)?;
     let digest = context.map(|context| context.finish());
     let digits =
         digest.map(|digest| digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect::<String>());
@@ -174,11 +190,18 @@ mod tests {
     #[test]
     fn the_disks_of_an_appliance_come_in_their_order_and_as_its_manifest_says() {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
-        let (one, other) = (vec![1; 3 << 20], vec![2; 5000]);
-        // printf 'other' has nothing to do with it: the digest is of 5,000 bytes of 2.
-        let digest = aws_lc_rs::digest::digest(&SHA256, &other);
-        let digits: String = digest.as_ref().iter().map(|byte| format!("{byte:02X}")).collect();
-        let manifest = format!("SHA256(z.vmdk)= {digits}\nSHA3(a.vmdk)= 00\nnothing\n");
+        let (mut one, other) = (vec![1; 3 << 20], vec![2; 5000]);
+        one[1 << 20..].fill(0);
+        let line = |kind: &str, algorithm, name: &str, content: &[u8]| {
+            let digest = aws_lc_rs::digest::digest(algorithm, content);
+            let digits: String = digest.as_ref().iter().map(|byte| format!("{byte:02X}")).collect();
+            format!("{kind}({name})= {digits}\n")
+        };
+        let [first, second] = [
+            line("SHA256", &SHA256, "z.vmdk", &other),
+            line("SHA1", &SHA1_FOR_LEGACY_USE_ONLY, "a.vmdk", &one),
+        ];
+        let manifest = format!("{first}nothing\n{second}");
         let parts = |manifest: &str| {
             let files: [(&str, &[u8]); 5] = [
                 ("app.ovf", b"<Envelope/>"),
@@ -190,15 +213,26 @@ mod tests {
             archive(dir.path(), &files)
         };
         assert_eq!(disks(dir.path(), &parts(&manifest)).unwrap(), Some(vec![other.clone(), one.clone()]));
-        let refused = disks(dir.path(), &parts(&manifest.replace("z.vmdk", "a.vmdk"))).unwrap_err();
-        assert!(refused.contains("manifest"), "{refused}");
+        for (wrong, why) in [
+            (manifest.replace("z.vmdk", "b.vmdk"), "no checksum"),
+            (format!("{first}{}", second.replace("SHA1", "SHA3")), "no checksum"),
+            (format!("{}{second}", line("SHA256", &SHA256, "z.vmdk", &one)), "not the one"),
+            (" ".repeat(2 << 20), "too long"),
+        ] {
+            let refused = disks(dir.path(), &parts(&wrong)).unwrap_err();
+            assert!(refused.contains(why), "{refused}");
+        }
 
-        let path = parts("");
+        let path = parts(&manifest);
         let whole = fs::read(&path).unwrap();
         fs::write(&path, &whole[..1 << 20]).unwrap();
         assert!(disks(dir.path(), &path).is_err(), "it is cut off");
         let without = archive(dir.path(), &[("app.ovf", b"<Envelope/>"), ("app.mf", b"")]);
         assert!(disks(dir.path(), &without).unwrap_err().contains("no disk"));
+        let many: Vec<_> = (0..=MAX_DISKS).map(|number| format!("{number}.vmdk")).collect();
+        let files: Vec<(&str, &[u8])> = many.iter().map(|name| (&**name, &b"a disk"[..])).collect();
+        let many = archive(dir.path(), &[&[("app.ovf", &b""[..])][..], &files].concat());
+        assert!(disks(dir.path(), &many).unwrap_err().contains("up to"));
         let other = archive(dir.path(), &[("a.vmdk", b"a disk"), ("app.ovf", b"")]);
         assert_eq!(disks(dir.path(), &other).unwrap(), None, "a description comes first");
     }

@@ -10,6 +10,7 @@ use std::{
     io,
     path::{Path, PathBuf},
 };
+use whimbrel_block::SectorCipher;
 use whimbrel_wire::atomic_file;
 
 /// Bytes of the length before the content of a small file.
@@ -66,7 +67,7 @@ impl CacheDir {
         let Some(key) = &self.key else { return atomic_file::replace(&path, content) };
         let mut sealed = (content.len() as u64).to_le_bytes().to_vec();
         sealed.extend(content);
-        sealed.resize(sealed.len().next_multiple_of(whimbrel_block::SectorCipher::SECTOR), 0);
+        sealed.resize(sealed.len().next_multiple_of(SectorCipher::SECTOR), 0);
         key.cipher(name).encrypt(0, &mut sealed).map_err(io::Error::other)?;
         atomic_file::replace(&path, &sealed)
     }
@@ -77,7 +78,7 @@ impl CacheDir {
     /// `FileTooLarge` if it has more than `max` bytes, `InvalidData` if it is not of this cache.
     pub(crate) fn load(&self, name: &str, max: u64) -> io::Result<Vec<u8>> {
         let path = self.path.join(name);
-        let most = max + LENGTH as u64 + whimbrel_block::SectorCipher::SECTOR as u64;
+        let most = max + LENGTH as u64 + SectorCipher::SECTOR as u64;
         let len = fs::metadata(&path)?.len();
         if len > if self.key.is_some() { most } else { max } {
             return Err(io::ErrorKind::FileTooLarge.into());
