@@ -29,6 +29,8 @@ impl RunningMachine {
             }
         })?;
         self.insert_media(media).inspect_err(|_| {
+            // Trays with their new medium are closed already.
+            (first..self.disks.len()).for_each(|drive| drop(self.qemu.open_tray(drive, true)));
             let back = self.remove_media(first).and_then(|_| self.insert_media(before));
             if let Err(error) = back {
                 let error = &error as &dyn std::error::Error;
