@@ -6,6 +6,7 @@
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use std::{
     net::SocketAddr,
+    os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
@@ -71,6 +72,13 @@ pub(crate) fn admit(dir: &Path, name: &str, key: PublicKey) {
     Trust::load(dir).unwrap().add(peer).unwrap();
 }
 
+/// Whether this process has a file open whose path begins like that.
+fn has_open(start: &Path) -> bool {
+    let mut links =
+        std::fs::read_dir("/proc/self/fd").unwrap().flatten().filter_map(|fd| fd.path().read_link().ok());
+    links.any(|link| link.as_os_str().as_bytes().starts_with(start.as_os_str().as_bytes()))
+}
+
 impl Cluster {
     pub(crate) fn new(benefactors: usize) -> Self {
         Self::with(benefactors, |_| {})
@@ -134,6 +142,10 @@ impl Cluster {
         drop(service);
         task.abort();
         let _ = self.runtime.block_on(task);
+        // Threads of the database outlive the task, and the last one removes the journal of whatever database
+        // has that name by then.
+        let database = self.dir.path().join("manager/pool.db");
+        until("the files of its database are closed", || !has_open(&database));
     }
 
     pub(crate) fn add_benefactor(&mut self, capacity: u64) -> usize {
