@@ -274,8 +274,22 @@ fn archives_and_a_registry_have_the_same_image_and_a_second_pull_fetches_nothing
     assert_eq!(added(&alpha.json(&["image", "pull", "lab/team/app/1.0"])), 0);
     alpha.json(&["image", "pull", "lab/named"]);
     let place = cluster.lab.host("alpha");
-    alpha.run(&["launch", "lab/named", "box", "--memory", "192M", "--profile", "micro", "-p", "8080:8000"]);
+    let line = ["launch", "lab/named", "box", "--memory", "192M", "--profile", "micro", "-p", "8080:8000"];
+    alpha.run(&[&line[..], &["--disk-size", "1G"]].concat());
     assert_eq!(served(place, 8080), "served");
+    // The file system is as large as the disk, now and when the disk becomes larger still.
+    let room = || {
+        let said = alpha.run(&["exec", "box", "--", "/.whimbrel/busybox", "df", "-m", "/"]);
+        said.split_whitespace().filter_map(|word| word.parse::<u64>().ok()).next().expect("a number of MiB")
+    };
+    let before = room();
+    assert!((900..1024).contains(&before), "{before} MiB");
+    alpha.run(&["stop", "box"]);
+    alpha.run(&["set", "box", "--disk-size", "2G"]);
+    alpha.run(&["start", "box"]);
+    assert_eq!(served(place, 8080), "served");
+    let after = room();
+    assert!((1900..2048).contains(&after), "{after} MiB");
     alpha.run(&["stop", "box", "--kill"]);
     for absent in ["lab/team/app/2.0", "lab/team/other/1.0", "lab/nothing"] {
         let refused = alpha.refuse(&["image", "pull", absent]);

@@ -16,6 +16,17 @@ $b ln -sf /proc/self/fd/2 /dev/stderr
 # Programs of any user write their logs to it.
 $b chmod 622 /dev/console /dev/ttyS0 2>/dev/null
 
+# A disk that was made larger: the file system becomes as large. Its programs are those of the host, as qemu-ga is.
+disk=$($b findfs LABEL=container)
+size=$($b cat "/sys/class/block/${disk##*/}/size")
+if [ -e $here/resize2fs ] && [ "$size" != "$($b cat $here/size 2>/dev/null)" ]; then
+    if said=$($here/lib/loader --library-path $here/lib $here/resize2fs "$disk" 2>&1); then
+        echo "$size" >$here/size
+    else
+        echo "the file system is not made larger: $said"
+    fi
+fi
+
 # The disk with the machine's name and its settings, which may be secret, if it has one.
 name=container
 seed=$($b findfs LABEL=CIDATA 2>/dev/null)

@@ -119,9 +119,10 @@ impl Daemon {
         let HostFiles { programs, boot } = host;
         let program: String = image.program().join(" ").chars().take(LABEL_MAX).collect();
         labels.insert(PROGRAM_LABEL.to_owned(), program);
-        let top = programs.layer(&image, unnamed_file(&self.directories, 0)?).map_err(failed)?;
+        let (size, file) = (self.images.containers.size(), unnamed_file(&self.directories, 0)?);
+        let top = programs.layer(&image, size, file).map_err(failed)?;
         let layers = image.layers.into_iter().chain([top]).collect();
-        let disk = self.file_system(layers, (path, self.images.containers.size()), reporter)?;
+        let disk = self.file_system(layers, (path, size), reporter)?;
         let disk = FileDevice::new(disk, true).map_err(|source| DaemonError::io("read", path, source))?;
         self.import_disks(ImportedDisks { disks: vec![disk], path, name, labels, boot: Some(boot) }, reporter)
     }
