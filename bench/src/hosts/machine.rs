@@ -59,6 +59,13 @@ impl Machine {
 
     /// The same, with more arguments of `run`.
     pub(crate) fn run_with(&self, daemon: &Daemon, name: &str, more: &[&str]) -> Result<()> {
+        self.start(daemon, name, more)?;
+        super::console(daemon, name)?.wait_ready(BOOT_PATIENCE)?;
+        Ok(())
+    }
+
+    /// Starts it as `name`, with more arguments of `run`, and waits for nothing.
+    pub(crate) fn start(&self, daemon: &Daemon, name: &str, more: &[&str]) -> Result<()> {
         let text = |path: &Path| path.to_str().map(str::to_owned).context("a path that is not UTF-8");
         let (memory, append) = (format!("{}M", self.memory.0 >> 20), self.options.to_string());
         let boot =
@@ -74,8 +81,6 @@ impl Machine {
         if self.options.address.is_some() {
             arguments.extend(["--net", "br0"]);
         }
-        daemon.run(&arguments)?;
-        super::console(daemon, name)?.wait_ready(BOOT_PATIENCE)?;
-        Ok(())
+        daemon.run(&arguments).map(drop)
     }
 }
