@@ -90,6 +90,11 @@ impl CheckpointPolicy {
     /// Checkpoint into a local store: few rounds, since reading RAM is much faster than dirtying it.
     pub const CHECKPOINT: CheckpointPolicy = CheckpointPolicy { pages_left_max: 1024, rounds_max: 4 };
 
+    /// Suspend into a local store. The machine is to stand still anyway, so what is written within seconds is
+    /// written after it has stopped: no page twice, and the guest takes no processor from the store. Of more,
+    /// most is written before, so that a suspend that fails has not cost the guest minutes.
+    pub const SUSPEND: CheckpointPolicy = CheckpointPolicy { pages_left_max: 1 << 18, rounds_max: 4 };
+
     /// No rounds at all: the machine is paused throughout (suspend of a paused machine).
     pub const STOPPED: CheckpointPolicy = CheckpointPolicy { pages_left_max: u64::MAX, rounds_max: 0 };
 }
@@ -150,6 +155,15 @@ mod tests {
         assert!(!is_plateau(&flat[..1]) && !is_plateau(&flat[..2]), "the first one helped");
         assert!(is_plateau(&flat));
         assert!(!is_plateau(&[round(20_000, 10_000), round(10_000, 5_000), round(5_000, 2_500)]));
+    }
+
+    #[test]
+    fn a_gib_is_suspended_after_the_machine_has_stopped_and_of_more_most_before() {
+        let gib = (1 << 30) / whimbrel_core::PAGE_SIZE as u64;
+        let decide = |history: &[RoundStats], left| CheckpointPolicy::SUSPEND.decide(history, left);
+        assert!(matches!(decide(&[], gib), RoundDecision::Stop { .. }));
+        assert_eq!(decide(&[], gib + 1), RoundDecision::Round { rate: None });
+        assert!(matches!(decide(&[round(4 * gib, gib)], gib), RoundDecision::Stop { .. }));
     }
 
     #[test]

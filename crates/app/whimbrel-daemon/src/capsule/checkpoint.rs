@@ -166,7 +166,7 @@ impl Daemon {
         let writer = self.store.writer().map_err(refs::store_error("begin to write"))?;
         live.align_disks(|index, disk| self.alignment_for(record, index, disk))?;
         let mut capture = live.begin_capture(&writer, wanted.arrays)?.quiesced(wanted.quiesce);
-        let policy = checkpoint_policy(was_paused);
+        let policy = policy_for(was_paused, finish);
         let mut told = |progress| {
             report(reporter, progress);
             reporter.flow()
@@ -298,8 +298,12 @@ pub(crate) fn labels_of(record: &Record, wanted: &CheckpointOptions) -> BTreeMap
     labels
 }
 
-fn checkpoint_policy(was_paused: bool) -> CheckpointPolicy {
-    if was_paused { CheckpointPolicy::STOPPED } else { CheckpointPolicy::CHECKPOINT }
+fn policy_for(was_paused: bool, finish: AfterCapture) -> CheckpointPolicy {
+    match finish {
+        AfterCapture::StayPaused if was_paused => CheckpointPolicy::STOPPED,
+        AfterCapture::StayPaused => CheckpointPolicy::SUSPEND,
+        AfterCapture::Unpause => CheckpointPolicy::CHECKPOINT,
+    }
 }
 
 pub(crate) fn round_info(round: &RoundStats) -> RoundInfo {
