@@ -13,11 +13,12 @@ use crate::{
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::{
-    sync::{Arc, mpsc},
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, mpsc},
     time::{Duration, Instant},
 };
 use whimbrel_api::{HostMachines, HostMemory, MachineInfo};
-use whimbrel_core::{HostName, MachineName, error_chain};
+use whimbrel_core::{HostName, MachineName, error_chain, lock};
 use whimbrel_transfer::{WireLink, call};
 use whimbrel_wire::{Call, range};
 
@@ -28,6 +29,8 @@ const PARTS_MAX: usize = 64;
 const BYTES_MAX: usize = 32 << 20;
 /// Longest wait for the answers of all hosts.
 const WAIT: Duration = Duration::from_secs(5);
+/// Longest wait for hosts that did not answer the last time: a page that is looked at asks every few seconds.
+const WAIT_FOR_SILENT: Duration = Duration::from_millis(300);
 
 /// Asks a host for its memory, and for its machines whose names come after one.
 pub(crate) struct QueryMachines;
@@ -45,46 +48,102 @@ struct Part {
     machines: Vec<MachineInfo>,
 }
 
+/// Hosts that did not answer when they were asked last: why, and whether they are being asked again.
+#[derive(Default)]
+pub(crate) struct SilentHosts(Mutex<BTreeMap<HostName, Silence>>);
+
+struct Silence {
+    reason: String,
+    is_asked: bool,
+}
+
+impl SilentHosts {
+    /// Begins to ask a host; false if a silent one is still being asked.
+    fn begin(&self, host: &HostName) -> bool {
+        let mut silent = lock(&self.0);
+        silent.get_mut(host).is_none_or(|silence| !std::mem::replace(&mut silence.is_asked, true))
+    }
+
+    /// Records that a host was asked, and why it did not answer if it did not.
+    fn end(&self, host: &HostName, failure: Option<String>) {
+        let mut silent = lock(&self.0);
+        match failure {
+            Some(reason) => drop(silent.insert(host.clone(), Silence { reason, is_asked: false })),
+            None => drop(silent.remove(host)),
+        }
+    }
+
+    /// Records that a host which is being asked has not answered in time.
+    fn late(&self, host: &HostName, reason: &str) {
+        let silence = || Silence { reason: reason.to_owned(), is_asked: true };
+        lock(&self.0).entry(host.clone()).or_insert_with(silence);
+    }
+
+    /// Why a host did not answer the last time.
+    fn reason(&self, host: &HostName) -> Option<String> {
+        lock(&self.0).get(host).map(|silence| silence.reason.clone())
+    }
+}
+
+/// A host, and what it says or why it says nothing.
+type HostAnswer = (HostName, Result<Part, String>);
+
 impl Daemon {
     /// Machines of this host and of all hosts that it trusts, this one first. A host that does not answer in
-    /// time is there with the cause.
+    /// time is there with the cause. One that did not answer the last time is hardly waited for, and not
+    /// asked a second time meanwhile.
     pub(crate) fn hosts(self: &Arc<Self>) -> Result<Vec<HostMachines>, DaemonError> {
+        self.hosts_within(WAIT)
+    }
+
+    fn hosts_within(self: &Arc<Self>, wait: Duration) -> Result<Vec<HostMachines>, DaemonError> {
         let trusted = self.trust_list()?.into_iter().filter(|entry| entry.address.is_some());
         let names: Vec<HostName> =
             trusted.map(|entry| entry.name).filter(|name| *name != self.name).collect();
-        let (answer, answers) = mpsc::channel();
-        for name in names.clone() {
-            let (host, answer) = (self.clone(), answer.clone());
-            let ask = move || {
-                let said = host.machines_of(&name);
-                let _ = answer.send((name, said));
-            };
-            let thread = std::thread::Builder::new().name("hosts".into()).spawn(ask);
-            thread.map_err(|source| DaemonError::Thread { source })?;
-        }
-        drop(answer);
+        let answers = self.ask_hosts(&names)?;
         let mut machines = self.machine_infos();
         self.add_away(&mut machines);
         let memory = memory_room::host_memory(&self.memory);
         let mut all = vec![HostMachines { name: self.name.clone(), memory, machines, failure: None }];
-        all.extend(names.into_iter().map(|name| HostMachines {
-            name,
-            memory: None,
-            machines: Vec::new(),
-            failure: Some(format!("no answer within {} s", WAIT.as_secs())),
+        let late = format!("no answer within {} s", wait.as_secs());
+        let known: BTreeMap<_, _> =
+            names.iter().filter_map(|name| Some((name.clone(), self.silent_hosts.reason(name)?))).collect();
+        all.extend(names.iter().map(|name| {
+            let failure = known.get(name).cloned().unwrap_or_else(|| late.clone());
+            HostMachines { name: name.clone(), memory: None, machines: Vec::new(), failure: Some(failure) }
         }));
-        let deadline = Instant::now() + WAIT;
-        while let Ok((name, said)) = answers.recv_timeout(deadline.saturating_duration_since(Instant::now()))
-        {
+        let (begun, mut missing) = (Instant::now(), names.into_iter().collect::<BTreeSet<_>>());
+        while !missing.is_empty() {
+            let only_silent = missing.iter().all(|name| known.contains_key(name));
+            let most = if only_silent { wait.min(WAIT_FOR_SILENT) } else { wait };
+            let Ok((name, said)) = answers.recv_timeout(most.saturating_sub(begun.elapsed())) else { break };
+            missing.remove(&name);
             let Some(place) = all.iter_mut().find(|host| host.name == name) else { continue };
             match said {
                 Ok(Part { memory, machines }) => {
                     *place = HostMachines { name, memory, machines, failure: None }
                 }
-                Err(error) => place.failure = Some(error_chain(&error)),
+                Err(reason) => place.failure = Some(reason),
             }
         }
+        missing.iter().for_each(|name| self.silent_hosts.late(name, &late));
         Ok(all)
+    }
+
+    /// Asks hosts, each on a thread of its own. Their answers come as they are there.
+    fn ask_hosts(self: &Arc<Self>, names: &[HostName]) -> Result<mpsc::Receiver<HostAnswer>, DaemonError> {
+        let (answer, answers) = mpsc::channel();
+        for name in names.iter().filter(|name| self.silent_hosts.begin(name)) {
+            let (host, name, answer) = (self.clone(), name.clone(), answer.clone());
+            let ask = move || {
+                let said = host.machines_of(&name).map_err(|error| error_chain(&error));
+                host.silent_hosts.end(&name, said.as_ref().err().cloned());
+                let _ = answer.send((name, said));
+            };
+            let thread = std::thread::Builder::new().name("hosts".into()).spawn(ask);
+            thread.map_err(|source| DaemonError::Thread { source })?;
+        }
+        Ok(answers)
     }
 
     fn machines_of(&self, host: &HostName) -> Result<Part, DaemonError> {
@@ -129,5 +188,41 @@ impl Daemon {
         let part = Part { memory: memory_room::host_memory(&self.memory), machines };
         let json = serde_json::to_vec(&part);
         json.map(Bytes::from).map_err(|error| DaemonError::invalid(error.to_string()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::sample;
+    use std::io::ErrorKind;
+
+    /// Names of hosts and why they do not answer.
+    fn asked(host: &Arc<Daemon>, wait: Duration) -> Vec<(String, Option<String>)> {
+        let all = host.hosts_within(wait).unwrap();
+        all.into_iter().map(|host| (host.name.to_string(), host.failure)).collect()
+    }
+
+    #[test]
+    fn hosts_are_asked_again_until_they_answer_and_one_that_hangs_is_not_asked_twice() {
+        let ([alpha, beta], _folders) = sample::hosts(["alpha", "beta"]);
+        let hung = sample::trust_hung(&alpha, "hung");
+        let seen = asked(&alpha, Duration::from_secs(1));
+        let names: Vec<&str> = seen.iter().map(|(name, _)| &**name).collect();
+        assert_eq!(names, ["alpha", "beta", "absent", "hung"]);
+        assert!(seen[0].1.is_none() && seen[1].1.is_none() && seen[2].1.is_some(), "{seen:?}");
+        assert_eq!(seen[3].1.as_deref(), Some("no answer within 1 s"));
+        for _ in 0..3 {
+            assert_eq!(asked(&alpha, WAIT), seen, "what is known of it");
+        }
+        hung.accept().unwrap();
+        hung.set_nonblocking(true).unwrap();
+        assert_eq!(hung.accept().err().map(|error| error.kind()), Some(ErrorKind::WouldBlock));
+
+        // A host that answers again is known as one that answers.
+        alpha.silent_hosts.end(&beta.name, Some("it was away".into()));
+        while alpha.silent_hosts.reason(&beta.name).is_some() {
+            asked(&alpha, WAIT);
+        }
     }
 }
