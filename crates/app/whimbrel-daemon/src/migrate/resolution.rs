@@ -182,3 +182,7 @@ fn known_of_handed_over(turn: &MachineLock<'_>, to: &HostName, answers: bool) ->
         format!("it was handed over to {to}, which has not confirmed it and cannot be reached; {here}");
     DaemonError::Unresolved { name, known }
 }
+
+#[cfg(test)]
+#[path = "resolution_tests.rs"]
+mod tests;

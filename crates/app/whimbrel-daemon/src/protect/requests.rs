@@ -146,3 +146,7 @@ impl Daemon {
         }))
     }
 }
+
+#[cfg(test)]
+#[path = "requests_tests.rs"]
+mod tests;

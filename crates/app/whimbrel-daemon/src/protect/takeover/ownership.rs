@@ -248,3 +248,7 @@ pub(in crate::protect) fn end_machine(
 fn report(error: &DaemonError) {
     tracing::error!(error = error as &dyn std::error::Error, "cannot record a takeover by the standby");
 }
+
+#[cfg(test)]
+#[path = "ownership_tests.rs"]
+mod tests;

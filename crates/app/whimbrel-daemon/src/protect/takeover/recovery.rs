@@ -305,3 +305,7 @@ fn protect_again(
         tracing::error!(machine = %note.name, error = &error as &dyn std::error::Error, "the machine runs unprotected");
     }
 }
+
+#[cfg(test)]
+#[path = "recovery_tests.rs"]
+mod tests;
