@@ -63,6 +63,7 @@ impl Order {
         vec![
             "check that the tree is clean, and that Cargo.toml, clients/python and CHANGELOG.md have the version"
                 .to_owned(),
+            "ask the RustSec database for known flaws of dependencies: cargo deny, with deny.toml".to_owned(),
             package,
             "build the static program: scripts/static".to_owned(),
             bill,
@@ -85,6 +86,7 @@ pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<()> {
         println!("Nothing is in its way. Its files would be in target/release-{}.", order.version);
         return Ok(());
     }
+    advisories(root)?;
     let folder = order.folder(root);
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
@@ -111,6 +113,17 @@ fn check(root: &Path, version: &str) -> Result<String> {
     let heading = "rename the section \"## Unreleased\" to it, and commit that";
     let notes = notes(&read(root, "CHANGELOG.md")?, version);
     notes.with_context(|| format!("CHANGELOG.md has no section \"## {version}\" with text: {heading}"))
+}
+
+/// Refuses a release with a dependency of which a flaw is known.
+fn advisories(root: &Path) -> Result<()> {
+    let arguments = ["deny", "check", "advisories", "sources"];
+    let status = Command::new("cargo").args(arguments).current_dir(root).status();
+    ensure!(
+        status.context("cannot start cargo")?.success(),
+        "a dependency is not as deny.toml wants it, or cargo-deny is missing: cargo install --locked cargo-deny"
+    );
+    Ok(())
 }
 
 /// Builds the package and both programs, and copies them.
