@@ -22,7 +22,7 @@ use crate::{
     },
     migrate::{source::pending_handovers::PendingHandovers, target::missing_pages::PageFetchers},
     network::{late_frames::RecentArrivals, managed::ManagedNetworks, shared::SharedLinks, tunnel::Tunnels},
-    peers::hosts::SilentHosts,
+    peers::hosts::AskedHosts,
     protect::Protections,
     server::{
         metrics::StoreSample,
@@ -58,7 +58,7 @@ const MACHINE: &str = "q35";
 pub(crate) struct Daemon {
     pub(crate) me: Weak<Daemon>,
     pub(crate) connections: PeerConnections,
-    pub(crate) silent_hosts: SilentHosts,
+    pub(crate) asked_hosts: AskedHosts,
     pub(crate) transfers: TransferState,
     pub(crate) hash_cache: HashCacheService,
     pub(crate) pools: Pools,
@@ -126,7 +126,7 @@ impl Daemon {
         let host = Arc::new_cyclic(|me| Self {
             me: me.clone(),
             connections: PeerConnections::default(),
-            silent_hosts: SilentHosts::default(),
+            asked_hosts: AskedHosts::default(),
             transfers: TransferState::default(),
             hash_cache: HashCacheService::default(),
             pools,

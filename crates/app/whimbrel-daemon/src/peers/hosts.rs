@@ -48,40 +48,66 @@ struct Part {
     machines: Vec<MachineInfo>,
 }
 
-/// Hosts that did not answer when they were asked last: why, and whether they are being asked again.
+/// Hosts that are being asked, and those that did not answer when they were asked last.
 #[derive(Default)]
-pub(crate) struct SilentHosts(Mutex<BTreeMap<HostName, Silence>>);
+pub(crate) struct AskedHosts(Mutex<BTreeMap<HostName, Asked>>);
 
-struct Silence {
-    reason: String,
-    is_asked: bool,
+#[derive(Default)]
+struct Asked {
+    is_under_way: bool,
+    /// Why the host did not answer the last time.
+    silence: Option<String>,
 }
 
-impl SilentHosts {
+impl AskedHosts {
     /// Begins to ask a host; false if a silent one is still being asked.
     fn begin(&self, host: &HostName) -> bool {
-        let mut silent = lock(&self.0);
-        silent.get_mut(host).is_none_or(|silence| !std::mem::replace(&mut silence.is_asked, true))
+        let mut asked = lock(&self.0);
+        let asked = asked.entry(host.clone()).or_default();
+        !std::mem::replace(&mut asked.is_under_way, true) || asked.silence.is_none()
     }
 
     /// Records that a host was asked, and why it did not answer if it did not.
-    fn end(&self, host: &HostName, failure: Option<String>) {
-        let mut silent = lock(&self.0);
-        match failure {
-            Some(reason) => drop(silent.insert(host.clone(), Silence { reason, is_asked: false })),
-            None => drop(silent.remove(host)),
+    fn end(&self, host: &HostName, silence: Option<String>) {
+        let mut asked = lock(&self.0);
+        match silence {
+            Some(_) => drop(asked.insert(host.clone(), Asked { is_under_way: false, silence })),
+            None => drop(asked.remove(host)),
         }
     }
 
-    /// Records that a host which is being asked has not answered in time.
+    /// Records that a host has not answered in time, unless the answer is there by now.
     fn late(&self, host: &HostName, reason: &str) {
-        let silence = || Silence { reason: reason.to_owned(), is_asked: true };
-        lock(&self.0).entry(host.clone()).or_insert_with(silence);
+        if let Some(asked) = lock(&self.0).get_mut(host).filter(|asked| asked.is_under_way) {
+            asked.silence.get_or_insert_with(|| reason.to_owned());
+        }
     }
 
     /// Why a host did not answer the last time.
-    fn reason(&self, host: &HostName) -> Option<String> {
-        lock(&self.0).get(host).map(|silence| silence.reason.clone())
+    fn silence(&self, host: &HostName) -> Option<String> {
+        lock(&self.0).get(host)?.silence.clone()
+    }
+}
+
+/// A question to a host, which ends in any case: a host that was being asked for ever would never be asked
+/// again.
+struct Question {
+    daemon: Arc<Daemon>,
+    to: HostName,
+    silence: Option<String>,
+}
+
+impl Question {
+    fn ask(mut self) -> HostAnswer {
+        let said = self.daemon.machines_of(&self.to).map_err(|error| error_chain(&error));
+        self.silence = said.as_ref().err().cloned();
+        (self.to.clone(), said)
+    }
+}
+
+impl Drop for Question {
+    fn drop(&mut self) {
+        self.daemon.asked_hosts.end(&self.to, self.silence.take());
     }
 }
 
@@ -107,7 +133,7 @@ impl Daemon {
         let mut all = vec![HostMachines { name: self.name.clone(), memory, machines, failure: None }];
         let late = format!("no answer within {} s", wait.as_secs());
         let known: BTreeMap<_, _> =
-            names.iter().filter_map(|name| Some((name.clone(), self.silent_hosts.reason(name)?))).collect();
+            names.iter().filter_map(|name| Some((name.clone(), self.asked_hosts.silence(name)?))).collect();
         all.extend(names.iter().map(|name| {
             let failure = known.get(name).cloned().unwrap_or_else(|| late.clone());
             HostMachines { name: name.clone(), memory: None, machines: Vec::new(), failure: Some(failure) }
@@ -126,20 +152,18 @@ impl Daemon {
                 Err(reason) => place.failure = Some(reason),
             }
         }
-        missing.iter().for_each(|name| self.silent_hosts.late(name, &late));
+        missing.iter().for_each(|name| self.asked_hosts.late(name, &late));
         Ok(all)
     }
 
     /// Asks hosts, each on a thread of its own. Their answers come as they are there.
     fn ask_hosts(self: &Arc<Self>, names: &[HostName]) -> Result<mpsc::Receiver<HostAnswer>, DaemonError> {
         let (answer, answers) = mpsc::channel();
-        for name in names.iter().filter(|name| self.silent_hosts.begin(name)) {
-            let (host, name, answer) = (self.clone(), name.clone(), answer.clone());
-            let ask = move || {
-                let said = host.machines_of(&name).map_err(|error| error_chain(&error));
-                host.silent_hosts.end(&name, said.as_ref().err().cloned());
-                let _ = answer.send((name, said));
-            };
+        for to in names.iter().filter(|name| self.asked_hosts.begin(name)) {
+            let silence = Some("it could not be asked".to_owned());
+            let question = Question { daemon: self.clone(), to: to.clone(), silence };
+            let answer = answer.clone();
+            let ask = move || drop(answer.send(question.ask()));
             let thread = std::thread::Builder::new().name("hosts".into()).spawn(ask);
             thread.map_err(|source| DaemonError::Thread { source })?;
         }
@@ -220,9 +244,34 @@ mod tests {
         assert_eq!(hung.accept().err().map(|error| error.kind()), Some(ErrorKind::WouldBlock));
 
         // A host that answers again is known as one that answers.
-        alpha.silent_hosts.end(&beta.name, Some("it was away".into()));
-        while alpha.silent_hosts.reason(&beta.name).is_some() {
+        alpha.asked_hosts.end(&beta.name, Some("it was away".into()));
+        while alpha.asked_hosts.silence(&beta.name).is_some() {
             asked(&alpha, WAIT);
         }
+    }
+
+    #[test]
+    fn an_answer_that_comes_just_after_the_wait_leaves_no_silent_host() {
+        let (hosts, beta) = (AskedHosts::default(), "beta".parse().unwrap());
+        assert!(hosts.begin(&beta));
+        hosts.end(&beta, None);
+        hosts.late(&beta, "no answer");
+        assert_eq!(hosts.silence(&beta), None);
+        assert!(hosts.begin(&beta) && hosts.begin(&beta), "two look at once");
+        hosts.late(&beta, "no answer");
+        assert!(!hosts.begin(&beta), "it is being asked");
+        hosts.end(&beta, Some("it is away".into()));
+        assert!(hosts.begin(&beta), "it is asked again");
+        assert_eq!(hosts.silence(&beta).as_deref(), Some("it is away"));
+    }
+
+    #[test]
+    fn a_question_that_is_never_asked_ends() {
+        let (alpha, _folders) = sample::daemon();
+        let to: HostName = "beta".parse().unwrap();
+        assert!(alpha.asked_hosts.begin(&to));
+        drop(Question { daemon: alpha.clone(), to: to.clone(), silence: Some("no thread".into()) });
+        assert!(alpha.asked_hosts.begin(&to));
+        assert_eq!(alpha.asked_hosts.silence(&to).as_deref(), Some("no thread"));
     }
 }
